@@ -1,0 +1,9 @@
+//go:build tools
+
+// Package tools names the programs that this module builds, so that
+// `go mod tidy` keeps what they need.
+package tools
+
+import (
+	_ "go.etcd.io/etcd/server/v3"
+)

@@ -1,0 +1,11 @@
+//go:build tools
+
+// Package tools names the programs that this module builds, so that
+// `go mod tidy` keeps what they need.
+package tools
+
+import (
+	_ "k8s.io/kubernetes/cmd/kube-apiserver"
+	_ "k8s.io/kubernetes/cmd/kube-controller-manager"
+	_ "k8s.io/kubernetes/cmd/kubectl"
+)
