@@ -1,0 +1,12 @@
+//! Repository tools, as a library so that whole-system tests start the same control plane and the
+//! same processes as `cargo xtask up` does. Blocking, and nothing here ships.
+
+pub mod cluster;
+pub mod control_plane;
+pub mod install;
+pub mod ledger;
+pub mod ports;
+pub mod process;
+pub mod repo;
+pub mod wait;
+pub mod watchdog;

@@ -1,0 +1,2 @@
+//! `cargo xtask VERB`: the repository's tools.
+fn main() {}
