@@ -60,7 +60,10 @@ pub fn send(socket: BorrowedFd<'_>, record: &[u8; RECORD_LEN], fds: &[BorrowedFd
         let at = HEADER + index * 4;
         control.0[at..at + 4].copy_from_slice(&fd.as_raw_fd().to_ne_bytes());
     }
-    let mut iov = libc::iovec { iov_base: record.as_ptr().cast_mut().cast(), iov_len: RECORD_LEN };
+    let mut iov = libc::iovec {
+        iov_base: record.as_ptr().cast_mut().cast(),
+        iov_len: RECORD_LEN,
+    };
     let mut message = empty_message(&mut iov);
     if !fds.is_empty() {
         message.msg_control = control.0.as_mut_ptr().cast();
@@ -85,7 +88,10 @@ pub fn send(socket: BorrowedFd<'_>, record: &[u8; RECORD_LEN], fds: &[BorrowedFd
 /// `WouldBlock` if there is none, `InvalidData` if descriptors were lost, else those of `recvmsg(2)`.
 pub fn recv(socket: BorrowedFd<'_>, record: &mut [u8; RECORD_LEN]) -> io::Result<(usize, Received)> {
     let mut control = Control([0; CONTROL_LEN]);
-    let mut iov = libc::iovec { iov_base: record.as_mut_ptr().cast(), iov_len: RECORD_LEN };
+    let mut iov = libc::iovec {
+        iov_base: record.as_mut_ptr().cast(),
+        iov_len: RECORD_LEN,
+    };
     let mut message = empty_message(&mut iov);
     message.msg_control = control.0.as_mut_ptr().cast();
     message.msg_controllen = CONTROL_LEN as _;
@@ -161,7 +167,10 @@ mod tests {
         std::io::Read::read_exact(&mut std::fs::File::from(read2), &mut byte).expect("read");
         let (len, fds) = recv(b.as_fd(), &mut got).expect("recv");
         assert_eq!((len, got[0], fds.is_empty()), (RECORD_LEN, 9, true));
-        assert_eq!(recv(b.as_fd(), &mut got).map(|_| ()).map_err(|e| e.kind()), Err(io::ErrorKind::WouldBlock));
+        assert_eq!(
+            recv(b.as_fd(), &mut got).map(|_| ()).map_err(|e| e.kind()),
+            Err(io::ErrorKind::WouldBlock)
+        );
         drop(a);
         assert_eq!(recv(b.as_fd(), &mut got).expect("end").0, 0);
     }
@@ -181,6 +190,9 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
         drop(b);
         let gone = send(a.as_fd(), &record, &[]).expect_err("peer is gone");
-        assert!(matches!(gone.raw_os_error(), Some(libc::EPIPE | libc::ECONNRESET)), "{gone}");
+        assert!(
+            matches!(gone.raw_os_error(), Some(libc::EPIPE | libc::ECONNRESET)),
+            "{gone}"
+        );
     }
 }

@@ -44,9 +44,17 @@ impl Client {
     /// `InvalidInput` if it is no descriptor number or that descriptor is not a socket.
     pub fn from_env() -> io::Result<Client> {
         let text = std::env::var(ENV_FD).map_err(|_| {
-            io::Error::new(io::ErrorKind::NotFound, format!("{ENV_FD} is not set: start me by fairlead-supervisor"))
+            io::Error::new(
+                io::ErrorKind::NotFound,
+                format!("{ENV_FD} is not set: start me by fairlead-supervisor"),
+            )
         })?;
-        let bad = || io::Error::new(io::ErrorKind::InvalidInput, format!("{ENV_FD}={text:?} names no record socket"));
+        let bad = || {
+            io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("{ENV_FD}={text:?} names no record socket"),
+            )
+        };
         let fd: RawFd = text.parse().ok().filter(|fd| *fd > 2).ok_or_else(bad)?;
         if socket_type(fd) != Some(libc::SOCK_SEQPACKET) {
             return Err(bad());
@@ -89,7 +97,11 @@ impl Client {
         ];
         let mut spawn = *spawn;
         for (present, flag) in optional {
-            spawn.flags = if present { spawn.flags | flag } else { spawn.flags & !flag };
+            spawn.flags = if present {
+                spawn.flags | flag
+            } else {
+                spawn.flags & !flag
+            };
         }
         let order = [
             fds.cgroup,
@@ -155,5 +167,7 @@ fn socket_type(fd: RawFd) -> Option<libc::c_int> {
     let mut len = size_of::<libc::c_int>() as libc::socklen_t;
     let out = (&raw mut kind).cast();
     // SAFETY: `out` and `len` describe the local `kind`; a bad `fd` only makes the call fail.
-    sys::check(unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_TYPE, out, &mut len) }).ok().map(|_| kind)
+    sys::check(unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_TYPE, out, &mut len) })
+        .ok()
+        .map(|_| kind)
 }

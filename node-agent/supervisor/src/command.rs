@@ -41,10 +41,15 @@ fn invalid(message: String) -> io::Error {
 
 fn encode<A: AsRef<[u8]>, E: AsRef<[u8]>>(argv: &[A], env: &[E]) -> io::Result<Vec<u8>> {
     if argv.first().is_none_or(|program| program.as_ref().is_empty()) {
-        return Err(invalid("command without a program: argv[0] is missing or empty".into()));
+        return Err(invalid(
+            "command without a program: argv[0] is missing or empty".into(),
+        ));
     }
     let mut strings = Vec::new();
-    let all = argv.iter().map(AsRef::as_ref).chain(env.iter().map(AsRef::as_ref));
+    let all = argv
+        .iter()
+        .map(AsRef::as_ref)
+        .chain(env.iter().map(AsRef::as_ref));
     for (index, text) in all.enumerate() {
         if text.contains(&0) {
             return Err(invalid(format!("command string {index} contains a NUL byte")));
@@ -58,11 +63,15 @@ fn encode<A: AsRef<[u8]>, E: AsRef<[u8]>>(argv: &[A], env: &[E]) -> io::Result<V
     }
     let count = argv.len() + env.len();
     if count > COMMAND_MAX_STRINGS {
-        return Err(invalid(format!("command of {count} strings, at most {COMMAND_MAX_STRINGS}")));
+        return Err(invalid(format!(
+            "command of {count} strings, at most {COMMAND_MAX_STRINGS}"
+        )));
     }
     let len = strings.len() + HEADER_LEN;
     if len > COMMAND_MAX_BYTES {
-        return Err(invalid(format!("command of {len} bytes, at most {COMMAND_MAX_BYTES}")));
+        return Err(invalid(format!(
+            "command of {len} bytes, at most {COMMAND_MAX_BYTES}"
+        )));
     }
     let mut block = Vec::with_capacity(len);
     block.extend_from_slice(&MAGIC);

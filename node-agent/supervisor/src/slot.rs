@@ -194,14 +194,22 @@ impl Slot {
     /// the message names the path. A file that could not be preallocated is removed.
     pub fn create(path: &Path) -> io::Result<Slot> {
         let act = |e: io::Error| io::Error::new(e.kind(), format!("make slot {}: {e}", path.display()));
-        let file =
-            OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path).map_err(act)?;
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(path)
+            .map_err(act)?;
         if let Err(e) = sys::preallocate(file.as_fd(), SLOT_LEN) {
             // The error that matters is the missing space; an empty slot left behind reads as absent.
             let _ = std::fs::remove_file(path);
             return Err(act(e));
         }
-        Ok(Slot { file, path: path.to_owned() })
+        Ok(Slot {
+            file,
+            path: path.to_owned(),
+        })
     }
 
     /// Opens an existing slot.
@@ -210,8 +218,15 @@ impl Slot {
     /// Those of `open(2)`, with the path.
     pub fn open(path: &Path) -> io::Result<Slot> {
         let act = |e: io::Error| io::Error::new(e.kind(), format!("open slot {}: {e}", path.display()));
-        let file = OpenOptions::new().read(true).write(true).open(path).map_err(act)?;
-        Ok(Slot { file, path: path.to_owned() })
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(path)
+            .map_err(act)?;
+        Ok(Slot {
+            file,
+            path: path.to_owned(),
+        })
     }
 
     /// Writes the intent. To be done, and to have succeeded, before the Spawn is sent.
@@ -263,11 +278,17 @@ impl Slot {
     /// # Errors
     /// Those of `pread(2)`, with the path.
     pub fn read_tail(&self, stream: Stream, output: &StreamOutput) -> io::Result<Vec<u8>> {
-        let act = |e: io::Error| io::Error::new(e.kind(), format!("read tail of {}: {e}", self.path.display()));
+        let act =
+            |e: io::Error| io::Error::new(e.kind(), format!("read tail of {}: {e}", self.path.display()));
         let mut ring = vec![0u8; RING_LEN];
         let mut done = 0;
         while done < ring.len() {
-            let n = sys::pread(self.as_raw_fd(), &mut ring[done..], stream.ring_offset() + done as u64).map_err(act)?;
+            let n = sys::pread(
+                self.as_raw_fd(),
+                &mut ring[done..],
+                stream.ring_offset() + done as u64,
+            )
+            .map_err(act)?;
             if n == 0 {
                 return Err(act(io::ErrorKind::UnexpectedEof.into()));
             }
@@ -283,8 +304,12 @@ impl Slot {
     }
 
     fn write(&self, block: Block, bytes: &[u8; BLOCK_LEN]) -> io::Result<()> {
-        write_block(self.as_raw_fd(), block, bytes)
-            .map_err(|e| io::Error::new(e.kind(), format!("write {block:?} of slot {}: {e}", self.path.display())))
+        write_block(self.as_raw_fd(), block, bytes).map_err(|e| {
+            io::Error::new(
+                e.kind(),
+                format!("write {block:?} of slot {}: {e}", self.path.display()),
+            )
+        })
     }
 }
 
@@ -397,18 +422,27 @@ pub fn read_journal(fd: RawFd) -> io::Result<Journal> {
             unix_ms: r.u64(),
         }),
         refused: open(Block::Refused).and_then(|mut r| {
-            Some(Refused { step: Step::from_code(r.u8())?, errno: r.i32(), unix_ms: r.u64() })
+            Some(Refused {
+                step: Step::from_code(r.u8())?,
+                errno: r.i32(),
+                unix_ms: r.u64(),
+            })
         }),
         exited: open(Block::Exited).and_then(|mut r| read_exited(&mut r)),
         reported: open(Block::Reported).map(|mut r| Reported { unix_ms: r.u64() }),
-        output: open(Block::Output)
-            .map(|mut r| Output { stdout: read_stream(&mut r), stderr: read_stream(&mut r) }),
+        output: open(Block::Output).map(|mut r| Output {
+            stdout: read_stream(&mut r),
+            stderr: read_stream(&mut r),
+        }),
     })
 }
 
 fn read_intent(r: &mut BlockReader<'_>) -> Option<Intent> {
     Some(Intent {
-        key: Key { uid: r.array(), attempt: r.u32() },
+        key: Key {
+            uid: r.array(),
+            attempt: r.u32(),
+        },
         uid: r.u32(),
         gid: r.u32(),
         fence: r.array(),
@@ -437,7 +471,12 @@ fn read_exited(r: &mut BlockReader<'_>) -> Option<Exited> {
 }
 
 fn read_stream(r: &mut BlockReader<'_>) -> StreamOutput {
-    StreamOutput { total: r.u64(), stored: r.u64(), errno: r.i32(), ended: r.u8() != 0 }
+    StreamOutput {
+        total: r.u64(),
+        stored: r.u64(),
+        errno: r.i32(),
+        ended: r.u8() != 0,
+    }
 }
 
 #[cfg(test)]

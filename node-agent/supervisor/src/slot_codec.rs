@@ -12,7 +12,9 @@ const FIELDS_AT: usize = 16;
 
 fn checksum(block: &[u8]) -> u64 {
     let covered = block[..SUM_AT].iter().chain(&block[FIELDS_AT..]);
-    covered.fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
+    covered.fold(0xcbf2_9ce4_8422_2325, |sum, byte| {
+        (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
+    })
 }
 
 /// Fills a block; the layouts in the parent module never exceed it.

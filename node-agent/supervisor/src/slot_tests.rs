@@ -20,7 +20,10 @@ impl Drop for TempDir {
 
 fn intent() -> Intent {
     Intent {
-        key: Key { uid: [3; 16], attempt: 2 },
+        key: Key {
+            uid: [3; 16],
+            attempt: 2,
+        },
         uid: 60_010,
         gid: 60_010,
         fence: [9; 16],
@@ -37,7 +40,10 @@ fn all_blocks_come_back_and_a_new_slot_has_none() {
     let dir = TempDir::new("all");
     let slot = Slot::create(&dir.0.join(FILE_SLOT)).expect("create");
     assert_eq!(slot.read().expect("read"), Journal::default());
-    assert_eq!(std::fs::metadata(dir.0.join(FILE_SLOT)).expect("stat").len(), SLOT_LEN);
+    assert_eq!(
+        std::fs::metadata(dir.0.join(FILE_SLOT)).expect("stat").len(),
+        SLOT_LEN
+    );
     let exit = Exit {
         wait_status: 256,
         cause: Cause::Deadline,
@@ -46,20 +52,38 @@ fn all_blocks_come_back_and_a_new_slot_has_none() {
         system_us: 5,
         max_rss_kib: 6,
     };
-    let stream = StreamOutput { total: 10, stored: 4, errno: 28, ended: true };
+    let stream = StreamOutput {
+        total: 10,
+        stored: 4,
+        errno: 28,
+        ended: true,
+    };
     let journal = Journal {
         intent: Some(intent()),
-        spawned: Some(Spawned { pid: 12, boottime_ms: 1, unix_ms: 2 }),
-        refused: Some(Refused { step: Step::Exec, errno: 2, unix_ms: 3 }),
+        spawned: Some(Spawned {
+            pid: 12,
+            boottime_ms: 1,
+            unix_ms: 2,
+        }),
+        refused: Some(Refused {
+            step: Step::Exec,
+            errno: 2,
+            unix_ms: 3,
+        }),
         exited: Some(Exited { exit, unix_ms: 8 }),
         reported: Some(Reported { unix_ms: 9 }),
-        output: Some(Output { stdout: stream, stderr: StreamOutput::default() }),
+        output: Some(Output {
+            stdout: stream,
+            stderr: StreamOutput::default(),
+        }),
     };
-    slot.write_intent(journal.intent.as_ref().expect("set")).expect("intent");
+    slot.write_intent(journal.intent.as_ref().expect("set"))
+        .expect("intent");
     write_spawned(slot.as_raw_fd(), &journal.spawned.expect("set")).expect("spawned");
     write_refused(slot.as_raw_fd(), &journal.refused.expect("set")).expect("refused");
     write_exited(slot.as_raw_fd(), &journal.exited.expect("set")).expect("exited");
-    slot.write_reported(&journal.reported.expect("set")).expect("reported");
+    slot.write_reported(&journal.reported.expect("set"))
+        .expect("reported");
     write_output(slot.as_raw_fd(), &journal.output.expect("set")).expect("output");
     let again = Slot::open(&dir.0.join(FILE_SLOT)).expect("open");
     assert_eq!(again.read().expect("read"), journal);
@@ -87,9 +111,19 @@ fn torn_corrupt_and_misplaced_blocks_are_absent() {
         assert_eq!(slot.read().expect("read").intent, None, "flipped byte {flip}");
     }
     sys::pwrite_all(slot.as_raw_fd(), &good, BLOCK_LEN as u64).expect("write");
-    assert_eq!(slot.read().expect("read").spawned, None, "an intent is no spawned");
+    assert_eq!(
+        slot.read().expect("read").spawned,
+        None,
+        "an intent is no spawned"
+    );
     std::fs::write(dir.0.join("short"), &good[..100]).expect("write");
-    assert_eq!(Slot::open(&dir.0.join("short")).expect("open").read().expect("read"), Journal::default());
+    assert_eq!(
+        Slot::open(&dir.0.join("short"))
+            .expect("open")
+            .read()
+            .expect("read"),
+        Journal::default()
+    );
 }
 
 #[test]
@@ -102,18 +136,39 @@ fn the_tail_is_the_last_bytes_in_order() {
         let at = Stream::Stderr.ring_offset() + (index % RING_LEN) as u64;
         sys::pwrite_all(slot.as_raw_fd(), &[*byte], at).expect("write");
     }
-    let output = StreamOutput { total: total as u64 + 5, stored: 5, errno: 0, ended: false };
-    assert_eq!(slot.read_tail(Stream::Stderr, &output).expect("tail"), bytes[10..]);
-    let short = StreamOutput { total: 8, stored: 5, errno: 0, ended: false };
+    let output = StreamOutput {
+        total: total as u64 + 5,
+        stored: 5,
+        errno: 0,
+        ended: false,
+    };
+    assert_eq!(
+        slot.read_tail(Stream::Stderr, &output).expect("tail"),
+        bytes[10..]
+    );
+    let short = StreamOutput {
+        total: 8,
+        stored: 5,
+        errno: 0,
+        ended: false,
+    };
     assert_eq!(slot.read_tail(Stream::Stdout, &short).expect("tail"), [0, 0, 0]);
 }
 
 #[test]
 fn attempt_names_read_back_and_others_do_not() {
-    let key = Key { uid: *b"0123456789abcdef", attempt: 12 };
+    let key = Key {
+        uid: *b"0123456789abcdef",
+        attempt: 12,
+    };
     let name = attempt_name(&key);
     assert_eq!(parse_attempt_name(OsStr::new(&name)), Some(key));
-    for other in ["lock", "30313233-3435-3637-3839-616263646566", "x-1", "30313233343536373839616263646566-1"] {
+    for other in [
+        "lock",
+        "30313233-3435-3637-3839-616263646566",
+        "x-1",
+        "30313233343536373839616263646566-1",
+    ] {
         assert_eq!(parse_attempt_name(OsStr::new(other)), None, "{other}");
     }
 }
@@ -122,6 +177,12 @@ fn attempt_names_read_back_and_others_do_not() {
 fn too_long_texts_are_refused() {
     let dir = TempDir::new("long");
     let slot = Slot::create(&dir.0.join(FILE_SLOT)).expect("create");
-    let long = Intent { group: "g".repeat(TEXT_MAX + 1), ..intent() };
-    assert_eq!(slot.write_intent(&long).expect_err("too long").kind(), io::ErrorKind::InvalidInput);
+    let long = Intent {
+        group: "g".repeat(TEXT_MAX + 1),
+        ..intent()
+    };
+    assert_eq!(
+        slot.write_intent(&long).expect_err("too long").kind(),
+        io::ErrorKind::InvalidInput
+    );
 }

@@ -7,7 +7,11 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 /// Turns the -1 convention of libc into a `Result`.
 pub(crate) fn check(result: libc::c_int) -> io::Result<libc::c_int> {
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result)
+    }
 }
 
 /// The same for calls that return a byte count.
@@ -22,7 +26,10 @@ pub(crate) fn own(fd: RawFd) -> OwnedFd {
 }
 
 fn clock_ms(clock: libc::clockid_t) -> u64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
     // SAFETY: `now` is a valid timespec to write to; both clocks used exist on every supported kernel.
     unsafe { libc::clock_gettime(clock, &mut now) };
     let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
@@ -68,7 +75,9 @@ pub fn pipe(flags: libc::c_int) -> io::Result<(OwnedFd, OwnedFd)> {
 /// Those of `memfd_create(2)`.
 pub fn memfd(name: &std::ffi::CStr) -> io::Result<OwnedFd> {
     // SAFETY: `name` is a terminated string that outlives the call.
-    Ok(own(check(unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) })?))
+    Ok(own(check(unsafe {
+        libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC)
+    })?))
 }
 
 /// Reads at an offset without moving the file position. 0 = end of file.
@@ -105,7 +114,11 @@ pub fn pwrite_all(fd: RawFd, buf: &[u8], offset: u64) -> io::Result<()> {
 /// # Errors
 /// Those of `poll(2)`; an interrupted wait counts as "not yet".
 pub fn wait_readable(fd: BorrowedFd<'_>, timeout: std::time::Duration) -> io::Result<bool> {
-    let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    let mut poll = libc::pollfd {
+        fd: fd.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
     let millis = libc::c_int::try_from(timeout.as_millis()).unwrap_or(libc::c_int::MAX);
     // SAFETY: one valid pollfd is passed with count 1.
     match check(unsafe { libc::poll(&mut poll, 1, millis) }) {
@@ -156,5 +169,56 @@ pub fn preallocate(fd: BorrowedFd<'_>, len: u64) -> io::Result<()> {
             Ok(())
         }
         Err(e) => Err(e),
+    }
+}
+
+/// A child of this process that only waits to be killed.
+#[derive(Debug)]
+pub struct Sleeper {
+    pid: libc::pid_t,
+}
+
+impl Sleeper {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// Those of `fork(2)`.
+    pub fn start() -> io::Result<Sleeper> {
+        // SAFETY: the child calls nothing but pause and _exit, which are safe after a fork in any program.
+        let pid = check(unsafe { libc::fork() })?;
+        if pid == 0 {
+            loop {
+                // SAFETY: pause only waits for a signal.
+                unsafe { libc::pause() };
+            }
+        }
+        Ok(Sleeper { pid })
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> libc::pid_t {
+        self.pid
+    }
+
+    /// Waits for the end of a child that was killed by its group.
+    ///
+    /// # Errors
+    /// Those of `waitpid(2)`.
+    pub fn reap(self) -> io::Result<()> {
+        let mut status = 0;
+        // SAFETY: `status` is a valid place for the wait status.
+        check(unsafe { libc::waitpid(self.pid, &mut status, 0) })?;
+        std::mem::forget(self);
+        Ok(())
+    }
+}
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        // SAFETY: the pid is our own child, not yet reaped, so the number cannot have been reused.
+        unsafe { libc::kill(self.pid, libc::SIGKILL) };
+        let mut status = 0;
+        // SAFETY: `status` is a valid place for the wait status.
+        unsafe { libc::waitpid(self.pid, &mut status, 0) };
     }
 }

@@ -106,9 +106,15 @@ impl Cause {
     }
 
     pub(crate) fn from_code(code: u8) -> Option<Cause> {
-        [Cause::None, Cause::Requested, Cause::Deadline, Cause::AgentLost, Cause::Shutdown]
-            .into_iter()
-            .find(|cause| cause.code() == code)
+        [
+            Cause::None,
+            Cause::Requested,
+            Cause::Deadline,
+            Cause::AgentLost,
+            Cause::Shutdown,
+        ]
+        .into_iter()
+        .find(|cause| cause.code() == code)
     }
 }
 
@@ -348,7 +354,10 @@ struct Writer {
 
 impl Writer {
     fn new(kind: u16) -> Writer {
-        let mut w = Writer { buf: [0; RECORD_LEN], at: 0 };
+        let mut w = Writer {
+            buf: [0; RECORD_LEN],
+            at: 0,
+        };
         w.u32(MAGIC);
         w.bytes(&VERSION.to_le_bytes());
         w.bytes(&kind.to_le_bytes());
@@ -431,7 +440,10 @@ impl<'a> Reader<'a> {
     }
 
     fn key(&mut self) -> Key {
-        Key { uid: self.array(), attempt: self.u32() }
+        Key {
+            uid: self.array(),
+            attempt: self.u32(),
+        }
     }
 
     fn cause(&mut self) -> Result<Cause, WireError> {
@@ -504,9 +516,15 @@ impl Request {
                 store_max_bytes: r.u64(),
                 flags: r.u32(),
             }),
-            3 => Request::Signal { key: r.key(), signo: r.u32() },
+            3 => Request::Signal {
+                key: r.key(),
+                signo: r.u32(),
+            },
             4 => Request::Kill { key: r.key() },
-            5 => Request::SetDeadline { key: r.key(), deadline_ms: r.u64() },
+            5 => Request::SetDeadline {
+                key: r.key(),
+                deadline_ms: r.u64(),
+            },
             6 => Request::Forget { key: r.key() },
             7 => Request::Heartbeat,
             other => return Err(WireError::Kind(other)),
@@ -574,7 +592,11 @@ impl Event {
     /// The record of this event.
     pub fn encode(&self) -> [u8; RECORD_LEN] {
         match self {
-            Event::HelloAck { epoch, count, backend } => {
+            Event::HelloAck {
+                epoch,
+                count,
+                backend,
+            } => {
                 let mut w = Writer::new(101);
                 w.u32(*epoch);
                 w.u32(*count);
@@ -586,7 +608,11 @@ impl Event {
                 write_state(&mut w, state);
                 w.buf
             }
-            Event::Spawned { key, pid, boottime_ms } => {
+            Event::Spawned {
+                key,
+                pid,
+                boottime_ms,
+            } => {
                 let mut w = Writer::new(103);
                 w.key(key);
                 w.i32(*pid);
@@ -629,16 +655,27 @@ impl Event {
             101 => Event::HelloAck {
                 epoch: r.u32(),
                 count: r.u32(),
-                backend: if r.u8() == 0 { Backend::CgroupV2 } else { Backend::ProcessGroup },
+                backend: if r.u8() == 0 {
+                    Backend::CgroupV2
+                } else {
+                    Backend::ProcessGroup
+                },
             },
             102 => Event::State(read_state(&mut r)?),
-            103 => Event::Spawned { key: r.key(), pid: r.i32(), boottime_ms: r.u64() },
+            103 => Event::Spawned {
+                key: r.key(),
+                pid: r.i32(),
+                boottime_ms: r.u64(),
+            },
             104 => Event::Refused {
                 key: r.key(),
                 step: Step::from_code(r.u8()).ok_or(WireError::Field("step"))?,
                 errno: r.i32(),
             },
-            105 => Event::DeadlineReached { key: r.key(), boottime_ms: r.u64() },
+            105 => Event::DeadlineReached {
+                key: r.key(),
+                boottime_ms: r.u64(),
+            },
             106 => Event::Exited {
                 key: r.key(),
                 exit: Exit {
@@ -650,8 +687,14 @@ impl Event {
                     max_rss_kib: r.u64(),
                 },
             },
-            107 => Event::Emptied { key: r.key(), boottime_ms: r.u64() },
-            108 => Event::Drained { key: r.key(), boottime_ms: r.u64() },
+            107 => Event::Emptied {
+                key: r.key(),
+                boottime_ms: r.u64(),
+            },
+            108 => Event::Drained {
+                key: r.key(),
+                boottime_ms: r.u64(),
+            },
             109 => Event::Unknown { key: r.key() },
             110 => {
                 r.key();

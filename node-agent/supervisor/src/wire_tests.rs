@@ -3,7 +3,10 @@
 use super::*;
 
 fn key(attempt: u32) -> Key {
-    Key { uid: [7, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 255], attempt }
+    Key {
+        uid: [7, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 255],
+        attempt,
+    }
 }
 
 #[test]
@@ -21,9 +24,15 @@ fn requests_round_trip() {
     for request in [
         Request::Hello { agent_pid: 77 },
         Request::Spawn(spawn),
-        Request::Signal { key: key(1), signo: 15 },
+        Request::Signal {
+            key: key(1),
+            signo: 15,
+        },
         Request::Kill { key: key(2) },
-        Request::SetDeadline { key: key(2), deadline_ms: 99 },
+        Request::SetDeadline {
+            key: key(2),
+            deadline_ms: 99,
+        },
         Request::Forget { key: key(u32::MAX) },
         Request::Heartbeat,
     ] {
@@ -58,19 +67,43 @@ fn events_round_trip() {
         max_rss_kib: 8,
     };
     for event in [
-        Event::HelloAck { epoch: 4, count: 9, backend: Backend::ProcessGroup },
+        Event::HelloAck {
+            epoch: 4,
+            count: 9,
+            backend: Backend::ProcessGroup,
+        },
         Event::State(state),
-        Event::Spawned { key: key(1), pid: 8, boottime_ms: 10 },
-        Event::Refused { key: key(1), step: Step::Clone, errno: 11 },
-        Event::DeadlineReached { key: key(1), boottime_ms: 1 },
+        Event::Spawned {
+            key: key(1),
+            pid: 8,
+            boottime_ms: 10,
+        },
+        Event::Refused {
+            key: key(1),
+            step: Step::Clone,
+            errno: 11,
+        },
+        Event::DeadlineReached {
+            key: key(1),
+            boottime_ms: 1,
+        },
         Event::Exited { key: key(1), exit },
-        Event::Emptied { key: key(1), boottime_ms: 1 },
-        Event::Drained { key: key(1), boottime_ms: 1 },
+        Event::Emptied {
+            key: key(1),
+            boottime_ms: 1,
+        },
+        Event::Drained {
+            key: key(1),
+            boottime_ms: 1,
+        },
         Event::Unknown { key: key(1) },
         Event::Heartbeat { boottime_ms: 1 },
     ] {
         assert_eq!(Event::decode(&event.encode()), Ok(event));
-        assert!(Request::decode(&event.encode()).is_err(), "an event is no request");
+        assert!(
+            Request::decode(&event.encode()).is_err(),
+            "an event is no request"
+        );
     }
 }
 
@@ -87,7 +120,12 @@ fn foreign_records_are_refused() {
     let mut kind = good;
     kind[6] = 99;
     assert_eq!(Request::decode(&kind), Err(WireError::Kind(99)));
-    let mut step = Event::Refused { key: key(1), step: Step::Exec, errno: 0 }.encode();
+    let mut step = Event::Refused {
+        key: key(1),
+        step: Step::Exec,
+        errno: 0,
+    }
+    .encode();
     step[28] = 200;
     assert_eq!(Event::decode(&step), Err(WireError::Field("step")));
 }
