@@ -39,7 +39,9 @@ impl Cluster {
     /// Writes a kubeconfig for `user` to `path`, readable by its owner only; it appears whole or not.
     pub fn write_kubeconfig(&self, user: User<'_>, path: &Path) -> Result<()> {
         let credentials = match user {
-            User::Certificate(certificate, key) => json!({"client-certificate": certificate, "client-key": key}),
+            User::Certificate(certificate, key) => {
+                json!({"client-certificate": certificate, "client-key": key})
+            }
             User::Token(token) => json!({"token": token}),
         };
         let config = json!({
@@ -53,10 +55,16 @@ impl Cluster {
         });
         let text = serde_saphyr::to_string(&config).context("print a kubeconfig as YAML")?;
         let partial = path.with_extension("partial");
-        let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&partial);
+        let file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&partial);
         file.and_then(|mut file| file.write_all(text.as_bytes()))
             .with_context(|| format!("write {}", partial.display()))?;
-        fs::rename(&partial, path).with_context(|| format!("move {} to {}", partial.display(), path.display()))
+        fs::rename(&partial, path)
+            .with_context(|| format!("move {} to {}", partial.display(), path.display()))
     }
 
     /// Runs kubectl as the administrator and gives its standard output; a failure carries what it said.
@@ -67,13 +75,25 @@ impl Cluster {
     /// As [`Cluster::kubectl`], with another kubeconfig and optionally an object for `-f -`.
     pub fn kubectl_as(&self, kubeconfig: &Path, args: &[&str], input: Option<&Value>) -> Result<String> {
         let mut command = Command::new(&self.kubectl);
-        command.arg("--kubeconfig").arg(kubeconfig).arg("--cache-dir").arg(self.cache.join("kubectl")).args(args);
+        command
+            .arg("--kubeconfig")
+            .arg(kubeconfig)
+            .arg("--cache-dir")
+            .arg(self.cache.join("kubectl"))
+            .args(args);
         run(command, input.map(Value::to_string))
     }
 
     /// Server-side applies one object as the administrator.
     pub fn apply(&self, object: &Value) -> Result<()> {
-        let args = ["apply", "--server-side", "--force-conflicts", "--field-manager=fairlead-xtask", "-f", "-"];
+        let args = [
+            "apply",
+            "--server-side",
+            "--force-conflicts",
+            "--field-manager=fairlead-xtask",
+            "-f",
+            "-",
+        ];
         self.kubectl_as(&self.kubeconfig, &args, Some(object)).map(drop)
     }
 
@@ -95,14 +115,24 @@ impl Cluster {
 /// Runs a command to its end, giving it `input`, and returns its standard output.
 fn run(mut command: Command, input: Option<String>) -> Result<String> {
     let line = format!("{command:?}");
-    let stdin = if input.is_some() { Stdio::piped() } else { Stdio::null() };
-    let spawned = command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let stdin = if input.is_some() {
+        Stdio::piped()
+    } else {
+        Stdio::null()
+    };
+    let spawned = command
+        .stdin(stdin)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
     let mut child = spawned.with_context(|| format!("start {line}"))?;
     if let (Some(mut pipe), Some(input)) = (child.stdin.take(), input) {
         // A command that ends before it read everything says why on standard error.
         let _ = pipe.write_all(input.as_bytes());
     }
-    let output = child.wait_with_output().with_context(|| format!("wait for {line}"))?;
+    let output = child
+        .wait_with_output()
+        .with_context(|| format!("wait for {line}"))?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
         bail!("{line} failed with {}: {}", output.status, said.trim());

@@ -56,15 +56,23 @@ impl ControlPlane {
     pub fn start(options: &Options) -> Result<Self> {
         let binaries = Binaries::ensure()?;
         fs::create_dir_all(&options.dir).with_context(|| format!("make {}", options.dir.display()))?;
-        let dir = options.dir.canonicalize().with_context(|| format!("resolve {}", options.dir.display()))?;
-        let options = Options { dir, fsync: options.fsync };
+        let dir = options
+            .dir
+            .canonicalize()
+            .with_context(|| format!("resolve {}", options.dir.display()))?;
+        let options = Options {
+            dir,
+            fsync: options.fsync,
+        };
         let mut attempt = 0;
         loop {
             attempt += 1;
             match Starting::new(&options, &binaries)?.run() {
                 Ok(control_plane) => return Ok(control_plane),
                 // A port that was free a moment ago may be taken: choose others, unless somebody knows them.
-                Err((error, true)) if attempt < 4 => eprintln!("control plane: {error:#}; trying other ports"),
+                Err((error, true)) if attempt < 4 => {
+                    eprintln!("control plane: {error:#}; trying other ports")
+                }
                 Err((error, _)) => return Err(error),
             }
         }
@@ -160,9 +168,12 @@ impl<'a> Starting<'a> {
     /// Starts everything; an error comes with whether other ports may help.
     fn run(mut self) -> Result<ControlPlane, (anyhow::Error, bool)> {
         match self.start() {
-            Ok((cluster, ca_pem)) => {
-                Ok(ControlPlane { dir: self.options.dir.clone(), ledger: self.ledger, cluster, ca_pem })
-            }
+            Ok((cluster, ca_pem)) => Ok(ControlPlane {
+                dir: self.options.dir.clone(),
+                ledger: self.ledger,
+                cluster,
+                ca_pem,
+            }),
             Err(error) => {
                 let taken = format!("{error:#}").contains("address already in use");
                 let again = taken && self.ports_are_new && self.ports.forget().is_ok();
@@ -184,32 +195,48 @@ impl<'a> Starting<'a> {
         };
         let admin = User::Certificate(&self.pki.admin.certificate, &self.pki.admin.key);
         cluster.write_kubeconfig(admin, &cluster.kubeconfig)?;
-        let controller = User::Certificate(&self.pki.controller_manager.certificate, &self.pki.controller_manager.key);
+        let controller = User::Certificate(
+            &self.pki.controller_manager.certificate,
+            &self.pki.controller_manager.key,
+        );
         let controller_kubeconfig = dir.join("controller-manager.kubeconfig");
         cluster.write_kubeconfig(controller, &controller_kubeconfig)?;
         let policy = dir.join("audit-policy.yaml");
         fs::write(&policy, flags::AUDIT_POLICY).with_context(|| format!("write {}", policy.display()))?;
 
         // The API server waits for etcd by itself, so the two start side by side.
-        self.launch(ETCD, &self.binaries.etcd, flags::etcd(&dir.join("etcd"), etcd, peer, self.options.fsync))?;
+        self.launch(
+            ETCD,
+            &self.binaries.etcd,
+            flags::etcd(&dir.join("etcd"), etcd, peer, self.options.fsync),
+        )?;
         let flags = flags::apiserver(&self.pki, port, etcd, &policy, &audit_log(&dir));
         self.launch(APISERVER, &self.binaries.apiserver, flags)?;
         self.wait_for("the API server to be ready", || {
             // Asking the port first spares a process per look while nobody listens.
-            Ok(TcpStream::connect(("127.0.0.1", port)).is_ok() && cluster.kubectl(&["get", "--raw", "/readyz"]).is_ok())
+            Ok(TcpStream::connect(("127.0.0.1", port)).is_ok()
+                && cluster.kubectl(&["get", "--raw", "/readyz"]).is_ok())
         })?;
         let flags = flags::controller_manager(&self.pki, &controller_kubeconfig);
         self.launch(CONTROLLER_MANAGER, &self.binaries.controller_manager, flags)?;
         self.wait_for("the controllers to work", || {
-            Ok(cluster.kubectl(&["get", "serviceaccount", "default", "--namespace=default"]).is_ok())
+            Ok(cluster
+                .kubectl(&["get", "serviceaccount", "default", "--namespace=default"])
+                .is_ok())
         })?;
-        let ca = fs::read_to_string(&self.pki.ca).with_context(|| format!("read {}", self.pki.ca.display()))?;
+        let ca =
+            fs::read_to_string(&self.pki.ca).with_context(|| format!("read {}", self.pki.ca.display()))?;
         Ok((cluster, ca))
     }
 
     fn launch(&mut self, name: &'static str, program: &Path, args: Vec<String>) -> Result<()> {
-        let spec =
-            Spec { name: name.to_owned(), program: program.to_path_buf(), args, env: Vec::new(), launcher: false };
+        let spec = Spec {
+            name: name.to_owned(),
+            program: program.to_path_buf(),
+            args,
+            env: Vec::new(),
+            launcher: false,
+        };
         self.ledger.ensure(&spec)?;
         self.launched.push(name);
         Ok(())
@@ -229,7 +256,12 @@ impl<'a> Starting<'a> {
                 }
                 Ok(condition()?.then_some(()))
             },
-            || self.launched.iter().map(|name| format!("\n{name}: {}", self.ledger.log_tail(name))).collect(),
+            || {
+                self.launched
+                    .iter()
+                    .map(|name| format!("\n{name}: {}", self.ledger.log_tail(name)))
+                    .collect()
+            },
         )
     }
 }

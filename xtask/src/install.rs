@@ -30,17 +30,32 @@ pub fn chart(cluster: &Cluster, values: &[&str]) -> Result<()> {
 /// As [`chart`], for the chart in directory `path`.
 pub fn chart_at(cluster: &Cluster, path: &Path, values: &[&str]) -> Result<()> {
     let path = path.display().to_string();
-    let mut args = vec!["upgrade", "--install", RELEASE, &path, "--namespace", NAMESPACE, "--create-namespace"];
+    let mut args = vec![
+        "upgrade",
+        "--install",
+        RELEASE,
+        &path,
+        "--namespace",
+        NAMESPACE,
+        "--create-namespace",
+    ];
     for value in values {
         args.extend(["--set", *value]);
     }
-    cluster.helm(&args).with_context(|| format!("install chart {path}"))?;
+    cluster
+        .helm(&args)
+        .with_context(|| format!("install chart {path}"))?;
     let crds = cluster.kubectl(&["get", "crd", "--output=name"])?;
-    let ours: Vec<&str> = crds.lines().filter(|name| name.ends_with(".fairlead.dev")).collect();
+    let ours: Vec<&str> = crds
+        .lines()
+        .filter(|name| name.ends_with(".fairlead.dev"))
+        .collect();
     if !ours.is_empty() {
         let mut wait = vec!["wait", "--for=condition=Established", "--timeout=60s"];
         wait.extend(ours);
-        cluster.kubectl(&wait).context("wait until the chart's CRDs are served")?;
+        cluster
+            .kubectl(&wait)
+            .context("wait until the chart's CRDs are served")?;
     }
     Ok(())
 }
@@ -60,7 +75,9 @@ pub fn mint_token(
     if let Some(pod) = pod {
         args.extend(["--bound-object-kind=Pod", "--bound-object-name", pod]);
     }
-    let token = cluster.kubectl(&args).with_context(|| format!("mint a token of {namespace}/{account}"))?;
+    let token = cluster
+        .kubectl(&args)
+        .with_context(|| format!("mint a token of {namespace}/{account}"))?;
     Ok(token.trim().to_owned())
 }
 
@@ -72,9 +89,13 @@ pub fn kubeconfig_for(cluster: &Cluster, token: &str, path: &Path) -> Result<()>
 /// Makes Node `name` and, in [`NAMESPACE`], a Pod on it as the node agent's ServiceAccount, and mints
 /// a token bound to that Pod. No kubelet runs the Pod; it is there so that the token names the node.
 pub fn node_identity(cluster: &Cluster, name: &str) -> Result<String> {
-    cluster.apply(&node(name)).with_context(|| format!("create Node {name}"))?;
+    cluster
+        .apply(&node(name))
+        .with_context(|| format!("create Node {name}"))?;
     let pod = identity_pod_name(name);
-    cluster.apply(&identity_pod(name)).with_context(|| format!("create Pod {NAMESPACE}/{pod}"))?;
+    cluster
+        .apply(&identity_pod(name))
+        .with_context(|| format!("create Pod {NAMESPACE}/{pod}"))?;
     mint_token(cluster, NAMESPACE, NODE_AGENT, Some(&pod), TOKEN_LIFE)
 }
 
@@ -83,8 +104,16 @@ pub fn node_identity(cluster: &Cluster, name: &str) -> Result<String> {
 pub fn remove_node_identity(cluster: &Cluster, name: &str) -> Result<()> {
     let pod = identity_pod_name(name);
     let force = ["--force", "--grace-period=0", "--ignore-not-found"];
-    cluster.kubectl(&[&["delete", "pod", &pod, "--namespace", NAMESPACE], force.as_slice()].concat())?;
-    cluster.kubectl(&["delete", "node", name, "--ignore-not-found"]).map(drop)
+    cluster.kubectl(
+        &[
+            &["delete", "pod", &pod, "--namespace", NAMESPACE],
+            force.as_slice(),
+        ]
+        .concat(),
+    )?;
+    cluster
+        .kubectl(&["delete", "node", name, "--ignore-not-found"])
+        .map(drop)
 }
 
 fn identity_pod_name(node: &str) -> String {

@@ -59,7 +59,12 @@ impl Ledger {
         for directory in [&pids, &logs] {
             fs::create_dir_all(directory).with_context(|| format!("make {}", directory.display()))?;
         }
-        Ok(Self { pids, logs, children: BTreeMap::new(), watchdog: Some(Watchdog::start()?) })
+        Ok(Self {
+            pids,
+            logs,
+            children: BTreeMap::new(),
+            watchdog: Some(Watchdog::start()?),
+        })
     }
 
     /// Starts `spec` unless it runs; true if it was started now.
@@ -71,7 +76,9 @@ impl Ledger {
         let log = self.log(&spec.name);
         let output = OpenOptions::new().create(true).append(true).open(&log);
         let output = output.with_context(|| format!("open log {}", log.display()))?;
-        let errors: File = output.try_clone().with_context(|| format!("duplicate log {}", log.display()))?;
+        let errors: File = output
+            .try_clone()
+            .with_context(|| format!("duplicate log {}", log.display()))?;
         let child = Command::new(&spec.program)
             .args(&spec.args)
             .envs(spec.env.iter().map(|(name, value)| (name, value)))
@@ -84,30 +91,49 @@ impl Ledger {
         let identity = Identity::of(child.id())?;
         self.children.insert(spec.name.clone(), child);
         let Some(identity) = identity else {
-            bail!("{} ended as soon as it was started; its log says: {}", spec.name, self.log_tail(&spec.name));
+            bail!(
+                "{} ended as soon as it was started; its log says: {}",
+                spec.name,
+                self.log_tail(&spec.name)
+            );
         };
         if let Some(watchdog) = &mut self.watchdog {
             watchdog.process(identity.pid, identity.start_ticks)?;
         }
-        let argv = std::iter::once(spec.program.display().to_string()).chain(spec.args.iter().cloned()).collect();
-        let record = Record { identity, launcher: spec.launcher, argv };
+        let argv = std::iter::once(spec.program.display().to_string())
+            .chain(spec.args.iter().cloned())
+            .collect();
+        let record = Record {
+            identity,
+            launcher: spec.launcher,
+            argv,
+        };
         let path = self.record_path(&spec.name);
-        fs::write(&path, serde_json::to_vec_pretty(&record)?).with_context(|| format!("write {}", path.display()))?;
+        fs::write(&path, serde_json::to_vec_pretty(&record)?)
+            .with_context(|| format!("write {}", path.display()))?;
         Ok(true)
     }
 
     /// The live process of this name, if there is one. Of a launcher it is the process it launched.
     pub fn process(&self, name: &str) -> Result<Option<Identity>> {
-        let Some(record) = self.record(name)? else { return Ok(None) };
+        let Some(record) = self.record(name)? else {
+            return Ok(None);
+        };
         if !record.identity.is_alive()? {
             return Ok(None);
         }
-        Ok(if record.launcher { record.identity.children()?.pop() } else { Some(record.identity) })
+        Ok(if record.launcher {
+            record.identity.children()?.pop()
+        } else {
+            Some(record.identity)
+        })
     }
 
     /// The live process started under this name, be it a launcher or not.
     fn identity(&self, name: &str) -> Result<Option<Identity>> {
-        let Some(record) = self.record(name)? else { return Ok(None) };
+        let Some(record) = self.record(name)? else {
+            return Ok(None);
+        };
         Ok(record.identity.is_alive()?.then_some(record.identity))
     }
 
@@ -121,7 +147,9 @@ impl Ledger {
         let entries = fs::read_dir(&self.pids).with_context(|| format!("list {}", self.pids.display()))?;
         let mut names = Vec::new();
         for entry in entries {
-            let path = entry.with_context(|| format!("list {}", self.pids.display()))?.path();
+            let path = entry
+                .with_context(|| format!("list {}", self.pids.display()))?
+                .path();
             let stem = path.file_stem().and_then(|stem| stem.to_str());
             if let (Some(stem), true) = (stem, path.extension().is_some_and(|end| end == "json")) {
                 names.push(stem.to_owned());
@@ -196,7 +224,8 @@ impl Ledger {
         let path = self.record_path(name);
         match fs::read(&path) {
             Ok(bytes) => {
-                let record = serde_json::from_slice(&bytes).with_context(|| format!("parse {}", path.display()))?;
+                let record =
+                    serde_json::from_slice(&bytes).with_context(|| format!("parse {}", path.display()))?;
                 Ok(Some(record))
             }
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),

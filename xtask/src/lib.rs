@@ -1,6 +1,7 @@
 //! Repository tools, as a library so that whole-system tests start the same control plane and the
 //! same processes as `cargo xtask up` does. Blocking, and nothing here ships.
 
+pub mod cgroup;
 pub mod cluster;
 pub mod control_plane;
 pub mod install;
@@ -8,5 +9,7 @@ pub mod ledger;
 pub mod ports;
 pub mod process;
 pub mod repo;
+pub mod stack;
+pub mod up;
 pub mod wait;
 pub mod watchdog;

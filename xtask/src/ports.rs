@@ -18,13 +18,15 @@ impl Ports {
     /// Reads `file`; a missing file is an empty set.
     pub fn load(file: &Path) -> Result<Self> {
         let by_name = match fs::read(file) {
-            Ok(bytes) => {
-                serde_json::from_slice(&bytes).with_context(|| format!("parse ports in {}", file.display()))?
-            }
+            Ok(bytes) => serde_json::from_slice(&bytes)
+                .with_context(|| format!("parse ports in {}", file.display()))?,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => BTreeMap::new(),
             Err(error) => return Err(error).with_context(|| format!("read ports from {}", file.display())),
         };
-        Ok(Self { file: file.to_path_buf(), by_name })
+        Ok(Self {
+            file: file.to_path_buf(),
+            by_name,
+        })
     }
 
     /// True while no port has been chosen.
@@ -58,7 +60,10 @@ impl Ports {
         loop {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
                 .with_context(|| format!("bind a free loopback port for {name}"))?;
-            let port = listener.local_addr().context("read the address of a bound listener")?.port();
+            let port = listener
+                .local_addr()
+                .context("read the address of a bound listener")?
+                .port();
             held.push(listener);
             if !self.by_name.values().any(|taken| *taken == port) {
                 self.by_name.insert(name.to_owned(), port);

@@ -27,19 +27,30 @@ impl Identity {
         let path = format!("/proc/{pid}/stat");
         let text = match fs::read_to_string(&path) {
             Ok(text) => text,
-            Err(error) if error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(3) => return Ok(None),
+            Err(error) if error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(3) => {
+                return Ok(None);
+            }
             Err(error) => return Err(error).with_context(|| format!("read {path}")),
         };
         // The command may hold blanks and brackets: count from its last closing bracket.
-        let fields: Vec<&str> = text.rsplit_once(") ").map(|(_, rest)| rest.split(' ').collect()).unwrap_or_default();
+        let fields: Vec<&str> = text
+            .rsplit_once(") ")
+            .map(|(_, rest)| rest.split(' ').collect())
+            .unwrap_or_default();
         let (Some(state), Some(start)) = (fields.first(), fields.get(19)) else {
             bail!("{path} has an unknown form: {text:?}");
         };
         if matches!(*state, "Z" | "X") {
             return Ok(None);
         }
-        let start_ticks = start.parse().with_context(|| format!("parse the start time {start:?} in {path}"))?;
-        Ok(Some(Self { pid, start_ticks, boot_id: boot_id()? }))
+        let start_ticks = start
+            .parse()
+            .with_context(|| format!("parse the start time {start:?} in {path}"))?;
+        Ok(Some(Self {
+            pid,
+            start_ticks,
+            boot_id: boot_id()?,
+        }))
     }
 
     /// True while exactly this process lives.
@@ -62,7 +73,9 @@ impl Identity {
 
     /// Sends a signal to exactly this process; false if it is gone.
     pub fn signal(&self, signal: Signal) -> Result<bool> {
-        let Some(descriptor) = self.open()? else { return Ok(false) };
+        let Some(descriptor) = self.open()? else {
+            return Ok(false);
+        };
         match pidfd_send_signal(&descriptor, signal) {
             Ok(()) => Ok(true),
             Err(rustix::io::Errno::SRCH) => Ok(false),
@@ -72,10 +85,13 @@ impl Identity {
 
     /// Waits at most `limit` for this process to end; true if it has.
     pub fn wait(&self, limit: Duration) -> Result<bool> {
-        let Some(descriptor) = self.open()? else { return Ok(true) };
+        let Some(descriptor) = self.open()? else {
+            return Ok(true);
+        };
         let timeout = Timespec::try_from(limit).context("wait limit out of range")?;
         let mut polled = [PollFd::new(&descriptor, PollFlags::IN)];
-        let ready = poll(&mut polled, Some(&timeout)).with_context(|| format!("wait for process {}", self.pid))?;
+        let ready =
+            poll(&mut polled, Some(&timeout)).with_context(|| format!("wait for process {}", self.pid))?;
         Ok(ready > 0)
     }
 
@@ -98,5 +114,8 @@ impl Identity {
 
 fn boot_id() -> Result<String> {
     let path = "/proc/sys/kernel/random/boot_id";
-    Ok(fs::read_to_string(path).with_context(|| format!("read {path}"))?.trim().to_owned())
+    Ok(fs::read_to_string(path)
+        .with_context(|| format!("read {path}"))?
+        .trim()
+        .to_owned())
 }

@@ -37,10 +37,15 @@ impl Binaries {
             bail!("{} failed with {}", script.display(), output.status);
         }
         let text = String::from_utf8_lossy(&output.stdout);
-        let mut paths: BTreeMap<&str, PathBuf> =
-            text.lines().filter_map(|line| line.split_once('=')).map(|(name, path)| (name, path.into())).collect();
+        let mut paths: BTreeMap<&str, PathBuf> = text
+            .lines()
+            .filter_map(|line| line.split_once('='))
+            .map(|(name, path)| (name, path.into()))
+            .collect();
         let mut take = |name: &str| {
-            paths.remove(name).with_context(|| format!("{} named no path for {name}", script.display()))
+            paths
+                .remove(name)
+                .with_context(|| format!("{} named no path for {name}", script.display()))
         };
         Ok(Self {
             etcd: take("etcd")?,

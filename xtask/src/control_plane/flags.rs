@@ -18,7 +18,10 @@ rules:
 
 /// Flags of etcd. `fsync` false leaves out the flush after each write: quick, and lost with the machine.
 pub fn etcd(data: &Path, client: u16, peer: u16, fsync: bool) -> Vec<String> {
-    let (client, peer) = (format!("http://127.0.0.1:{client}"), format!("http://127.0.0.1:{peer}"));
+    let (client, peer) = (
+        format!("http://127.0.0.1:{client}"),
+        format!("http://127.0.0.1:{peer}"),
+    );
     let mut flags = vec![
         "--name=fairlead".to_owned(),
         format!("--data-dir={}", data.display()),
@@ -37,7 +40,6 @@ pub fn etcd(data: &Path, client: u16, peer: u16, fsync: bool) -> Vec<String> {
 
 /// Flags of kube-apiserver on `port`, with etcd on `etcd`.
 pub fn apiserver(pki: &Pki, port: u16, etcd: u16, audit_policy: &Path, audit_log: &Path) -> Vec<String> {
-    let keys = pki.service_accounts.display();
     vec![
         format!("--etcd-servers=http://127.0.0.1:{etcd}"),
         format!("--secure-port={port}"),
@@ -49,8 +51,14 @@ pub fn apiserver(pki: &Pki, port: u16, etcd: u16, audit_policy: &Path, audit_log
         format!("--tls-private-key-file={}", pki.server.key.display()),
         format!("--client-ca-file={}", pki.ca.display()),
         format!("--service-account-issuer={ISSUER}"),
-        format!("--service-account-key-file={keys}"),
-        format!("--service-account-signing-key-file={keys}"),
+        format!(
+            "--service-account-key-file={}",
+            pki.service_accounts_public.display()
+        ),
+        format!(
+            "--service-account-signing-key-file={}",
+            pki.service_accounts.display()
+        ),
         "--service-cluster-ip-range=10.96.0.0/16".to_owned(),
         "--authorization-mode=Node,RBAC".to_owned(),
         "--enable-admission-plugins=NodeRestriction".to_owned(),

@@ -1,0 +1,168 @@
+//! `cargo xtask up` and `down`: a whole installation on this machine, in the background.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use sha2::{Digest, Sha256};
+
+use crate::cgroup::Tree;
+use crate::control_plane::{ControlPlane, Options};
+use crate::ledger::Ledger;
+use crate::stack::{Profile, Programs, Stack};
+use crate::{install, repo};
+
+/// The operator's name.
+const OPERATOR: &str = "operator";
+
+/// What `up` shall bring up.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Up {
+    /// Number of nodes, each a Node object with an agent, a control group root and a spool of its own.
+    /// Fewer than are running stops none.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=50))]
+    pub nodes: u32,
+    /// Cargo profile of our programs.
+    #[arg(long, value_enum, default_value = "release")]
+    pub profile: Profile,
+}
+
+/// Where the state of `up` is: `.fairlead/` in the repository.
+pub fn state_dir() -> PathBuf {
+    repo::root().join(".fairlead")
+}
+
+/// The control groups of `up`, named after the repository's path so that two clones on one machine do
+/// not meet.
+pub fn groups() -> Result<Tree> {
+    let digest = Sha256::digest(repo::root().as_os_str().as_encoded_bytes());
+    let hash: String = digest.iter().take(4).map(|byte| format!("{byte:02x}")).collect();
+    Tree::named(&format!("fairlead-up-{hash}"))
+}
+
+/// Brings up what is missing and leaves it running: a control plane, the chart, an operator, and the
+/// nodes. What runs already is not touched. If it fails, what it started is ended again.
+pub fn up(up: &Up) -> Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        bail!("`up` makes control groups and PID namespaces, which needs root: run it as root");
+    }
+    let mut steps = Steps::new();
+    let programs = Programs::build(up.profile)?;
+    steps.done("programs built");
+    let dir = state_dir();
+    fs::create_dir_all(&dir).with_context(|| format!("make {}", dir.display()))?;
+    let _lock = lock(&dir)?;
+
+    let control_plane = ControlPlane::start(&Options {
+        dir: dir.clone(),
+        fsync: true,
+    })?;
+    steps.done("control plane ready");
+    install_chart(&control_plane, &dir)?;
+    steps.done("chart installed");
+    let mut stack = Stack::open(&dir, control_plane.cluster(), &programs, groups()?)?;
+    let mut names = vec![OPERATOR.to_owned()];
+    stack.start_operator(OPERATOR)?;
+    for index in 0..up.nodes {
+        names.push(stack.start_node(index)?.0);
+    }
+    for name in &names {
+        stack.wait_ready(name)?;
+    }
+    steps.done("operator and nodes ready");
+    stack.detach()?;
+    control_plane.detach()?;
+    println!("export KUBECONFIG={}", dir.join("kubeconfig").display());
+    Ok(())
+}
+
+/// Installs the chart unless exactly this chart was installed here before.
+fn install_chart(control_plane: &ControlPlane, dir: &Path) -> Result<()> {
+    let digest = digest_of(&repo::chart())?;
+    let marker = dir.join("chart.sha256");
+    if fs::read_to_string(&marker).is_ok_and(|installed| installed == digest) {
+        return Ok(());
+    }
+    install::chart(control_plane.cluster(), &[])?;
+    fs::write(&marker, digest).with_context(|| format!("write {}", marker.display()))
+}
+
+/// A digest over the paths and contents of all files in `dir`.
+fn digest_of(dir: &Path) -> Result<String> {
+    fn walk(dir: &Path, digest: &mut Sha256) -> Result<()> {
+        let entries = fs::read_dir(dir).with_context(|| format!("list {}", dir.display()))?;
+        let paths: Result<Vec<PathBuf>, _> = entries.map(|entry| entry.map(|entry| entry.path())).collect();
+        let mut paths = paths.with_context(|| format!("list {}", dir.display()))?;
+        paths.sort();
+        for path in paths {
+            if path.is_dir() {
+                walk(&path, digest)?;
+            } else {
+                let bytes = fs::read(&path).with_context(|| format!("read {}", path.display()))?;
+                let path = path.as_os_str().as_encoded_bytes();
+                for part in [path, &bytes] {
+                    digest.update((part.len() as u64).to_be_bytes());
+                    digest.update(part);
+                }
+            }
+        }
+        Ok(())
+    }
+    let mut digest = Sha256::new();
+    walk(dir, &mut digest)?;
+    Ok(digest
+        .finalize()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect())
+}
+
+/// Ends and removes all that [`up`] made; without anything to remove it does nothing.
+pub fn down() -> Result<()> {
+    let dir = state_dir();
+    if dir.exists() {
+        let _lock = lock(&dir)?;
+        let mut ledger = Ledger::open(&dir)?;
+        let (ours, control_plane): (Vec<String>, Vec<String>) = ledger
+            .names()?
+            .into_iter()
+            .partition(|name| name == OPERATOR || name.starts_with("node-"));
+        for name in ours {
+            ledger.stop(&name, Duration::from_secs(10))?;
+        }
+        for name in control_plane {
+            // Its data goes with it, so there is nothing for it to finish.
+            ledger.stop(&name, Duration::ZERO)?;
+        }
+        ledger.detach()?;
+        groups()?.remove()?;
+        fs::remove_dir_all(&dir).with_context(|| format!("remove {}", dir.display()))?;
+    }
+    // Also after somebody removed the state by hand.
+    groups()?.remove()
+}
+
+/// Takes the lock that keeps two of `up` and `down` from working at once; waits for it.
+fn lock(dir: &Path) -> Result<File> {
+    let path = dir.join("lock");
+    let file = File::create(&path).with_context(|| format!("create {}", path.display()))?;
+    file.lock().with_context(|| format!("lock {}", path.display()))?;
+    Ok(file)
+}
+
+/// Prints each step with the time it took.
+struct Steps {
+    last: Instant,
+}
+
+impl Steps {
+    fn new() -> Self {
+        Self { last: Instant::now() }
+    }
+
+    fn done(&mut self, what: &str) {
+        println!("{:>7.1} s  {what}", self.last.elapsed().as_secs_f64());
+        self.last = Instant::now();
+    }
+}
