@@ -9,6 +9,9 @@ use anyhow::{Context, Result, bail};
 
 use crate::wait;
 
+/// Controllers that node agents have a use for.
+const CONTROLLERS: [&str; 4] = ["cpu", "io", "memory", "pids"];
+
 /// A directory below the machine's cgroup2 mount that we made, and may remove.
 #[derive(Clone, Debug)]
 pub struct Tree {
@@ -32,13 +35,16 @@ impl Tree {
         &self.path
     }
 
-    /// Makes the tree, with every controller it may pass on, and directory `child` in it.
+    /// Makes the tree, which passes on those of [`CONTROLLERS`] that it has, and directory `child` in it.
     pub fn create(&self, child: &str) -> Result<PathBuf> {
         let directory = self.path.join(child);
         make(&self.path)?;
         let available = read(&self.path.join("cgroup.controllers"))?;
-        for controller in available.split_whitespace() {
-            let control = self.path.join("cgroup.subtree_control");
+        let control = self.path.join("cgroup.subtree_control");
+        for controller in available
+            .split_whitespace()
+            .filter(|name| CONTROLLERS.contains(name))
+        {
             let value = format!("+{controller}");
             fs::write(&control, &value)
                 .with_context(|| format!("write '{value}' to {}", control.display()))?;

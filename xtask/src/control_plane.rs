@@ -1,7 +1,7 @@
 //! A real control plane on loopback ports: etcd, kube-apiserver and kube-controller-manager.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -44,6 +44,8 @@ pub struct ControlPlane {
     ledger: Ledger,
     cluster: Cluster,
     ca_pem: String,
+    /// Keeps a second run of the same test program out of our directory.
+    _turn: Option<File>,
 }
 
 impl ControlPlane {
@@ -80,13 +82,22 @@ impl ControlPlane {
 
     /// Starts a fresh control plane for one test program, without flushing, in
     /// `target/control-planes/NAME`. What an earlier run left there is removed first, so that data and
-    /// logs of the last run can be read after it.
+    /// logs of the last run can be read after it; while an earlier run still works there, this waits.
     pub fn for_tests(name: &str) -> Result<Self> {
-        let dir = repo::target_dir().join("control-planes").join(name);
+        let parent = repo::target_dir().join("control-planes");
+        fs::create_dir_all(&parent).with_context(|| format!("make {}", parent.display()))?;
+        let lock = parent.join(format!("{name}.lock"));
+        let turn = File::create(&lock).with_context(|| format!("create {}", lock.display()))?;
+        turn.lock().with_context(|| format!("lock {}", lock.display()))?;
+        let dir = parent.join(name);
         if dir.exists() {
             fs::remove_dir_all(&dir).with_context(|| format!("remove {}", dir.display()))?;
         }
-        Self::start(&Options { dir, fsync: false })
+        let control_plane = Self::start(&Options { dir, fsync: false })?;
+        Ok(Self {
+            _turn: Some(turn),
+            ..control_plane
+        })
     }
 
     /// The administrator's kubeconfig.
@@ -173,6 +184,7 @@ impl<'a> Starting<'a> {
                 ledger: self.ledger,
                 cluster,
                 ca_pem,
+                _turn: None,
             }),
             Err(error) => {
                 let taken = format!("{error:#}").contains("address already in use");

@@ -163,15 +163,16 @@ impl Ledger {
     /// when it is gone. With no patience at all it is killed at once.
     pub fn stop(&mut self, name: &str, grace: Duration) -> Result<()> {
         if let Some(started) = self.identity(name)? {
-            if !grace.is_zero()
-                && let Some(process) = self.process(name)?
-            {
+            let process = self.process(name)?.unwrap_or_else(|| started.clone());
+            if !grace.is_zero() {
                 process.signal(Signal::TERM)?;
                 started.wait(grace)?;
             }
             started.signal(Signal::KILL)?;
-            if !started.wait(Duration::from_secs(10))? {
-                bail!("{name} (process {}) does not die of SIGKILL", started.pid);
+            for dying in [&started, &process] {
+                if !dying.wait(Duration::from_secs(10))? {
+                    bail!("{name} (process {}) does not die of SIGKILL", dying.pid);
+                }
             }
         }
         self.reap(name);

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
@@ -90,8 +91,8 @@ impl Identity {
         };
         let timeout = Timespec::try_from(limit).context("wait limit out of range")?;
         let mut polled = [PollFd::new(&descriptor, PollFlags::IN)];
-        let ready =
-            poll(&mut polled, Some(&timeout)).with_context(|| format!("wait for process {}", self.pid))?;
+        let ready = retry_on_intr(|| poll(&mut polled, Some(&timeout)));
+        let ready = ready.with_context(|| format!("wait for process {}", self.pid))?;
         Ok(ready > 0)
     }
 

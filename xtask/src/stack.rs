@@ -96,7 +96,8 @@ impl Stack {
     /// A stack with its state in `dir` (kubeconfigs, logs, records, spools) and its control groups in
     /// `groups`. Nothing is started yet.
     pub fn open(dir: &Path, cluster: &Cluster, programs: &Programs, groups: Tree) -> Result<Self> {
-        fs::create_dir_all(dir).with_context(|| format!("make {}", dir.display()))?;
+        let kubeconfigs = dir.join("kubeconfigs");
+        fs::create_dir_all(&kubeconfigs).with_context(|| format!("make {}", kubeconfigs.display()))?;
         let dir = dir
             .canonicalize()
             .with_context(|| format!("resolve {}", dir.display()))?;

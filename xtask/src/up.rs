@@ -1,6 +1,7 @@
 //! `cargo xtask up` and `down`: a whole installation on this machine, in the background.
 
 use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -51,8 +52,8 @@ pub fn up(up: &Up) -> Result<()> {
     let programs = Programs::build(up.profile)?;
     steps.done("programs built");
     let dir = state_dir();
-    fs::create_dir_all(&dir).with_context(|| format!("make {}", dir.display()))?;
     let _lock = lock(&dir)?;
+    steps.last = Instant::now();
 
     let control_plane = ControlPlane::start(&Options {
         dir: dir.clone(),
@@ -143,12 +144,21 @@ pub fn down() -> Result<()> {
     groups()?.remove()
 }
 
-/// Takes the lock that keeps two of `up` and `down` from working at once; waits for it.
+/// Takes the lock that keeps two of `up` and `down` from working at once, and waits for it. `down`
+/// removes the directory with the lock in it, so the lock counts only if it is still there afterwards.
 fn lock(dir: &Path) -> Result<File> {
     let path = dir.join("lock");
-    let file = File::create(&path).with_context(|| format!("create {}", path.display()))?;
-    file.lock().with_context(|| format!("lock {}", path.display()))?;
-    Ok(file)
+    loop {
+        fs::create_dir_all(dir).with_context(|| format!("make {}", dir.display()))?;
+        let file = File::create(&path).with_context(|| format!("create {}", path.display()))?;
+        file.lock().with_context(|| format!("lock {}", path.display()))?;
+        let held = file
+            .metadata()
+            .with_context(|| format!("look at the locked {}", path.display()))?;
+        if fs::metadata(&path).is_ok_and(|there| there.ino() == held.ino()) {
+            return Ok(file);
+        }
+    }
 }
 
 /// Prints each step with the time it took.
