@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
-use xtask::up;
+use xtask::{generate, up};
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "The repository's tools")]
@@ -15,6 +15,8 @@ struct Cli {
 enum Verb {
     /// Start a control plane, install the chart and run our programs, in the background
     Up(up::Up),
+    /// Make the generated files: CRDs as YAML and as templates of the chart
+    Gen(generate::Gen),
     /// Stop and remove everything that `up` made
     Down,
 }
@@ -22,6 +24,7 @@ enum Verb {
 fn main() -> Result<()> {
     match Cli::parse().verb {
         Verb::Up(options) => up::up(&options),
+        Verb::Gen(options) => generate::run(&options),
         Verb::Down => up::down(),
     }
 }
