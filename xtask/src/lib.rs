@@ -4,7 +4,6 @@
 pub mod cgroup;
 pub mod cluster;
 pub mod control_plane;
-#[path = "gen.rs"]
 pub mod generate;
 pub mod install;
 pub mod ledger;
