@@ -9,6 +9,7 @@ pub mod install;
 pub mod ledger;
 pub mod ports;
 pub mod process;
+pub mod programs;
 pub mod repo;
 pub mod stack;
 pub mod up;

@@ -5,7 +5,6 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -16,7 +15,8 @@ use crate::install::{self, NAMESPACE, OPERATOR, TOKEN_LIFE};
 use crate::ledger::{Ledger, Spec};
 use crate::ports::Ports;
 use crate::process::Identity;
-use crate::{repo, wait};
+use crate::programs::Programs;
+use crate::wait;
 
 /// First user number of the first node's tools; each node has [`UIDS_PER_NODE`] of its own, so that a
 /// tool of one node can never signal a tool of another one on this machine.
@@ -26,59 +26,6 @@ const UIDS_PER_NODE: u32 = 65_536;
 const READY_LIMIT: Duration = Duration::from_secs(60);
 /// How long a program has between SIGTERM and SIGKILL.
 const GRACE: Duration = Duration::from_secs(10);
-
-/// A cargo profile.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Profile {
-    /// Quick to build.
-    Debug,
-    /// Quick to run.
-    Release,
-}
-
-/// Our programs, built.
-#[derive(Clone, Debug)]
-pub struct Programs {
-    /// Directory they are in.
-    pub dir: PathBuf,
-}
-
-impl Programs {
-    /// Packages of the programs, each named as its program is.
-    pub const PACKAGES: [&str; 4] = [
-        "fairlead-operator",
-        "fairlead-node-agent",
-        "fairlead-supervisor",
-        "kubectl-fairlead",
-    ];
-
-    /// Builds the programs with cargo, whose progress goes to standard error.
-    pub fn build(profile: Profile) -> Result<Self> {
-        let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        command.current_dir(repo::root()).args(["build", "--bins"]);
-        for package in Self::PACKAGES {
-            command.args(["--package", package]);
-        }
-        let directory = match profile {
-            Profile::Debug => "debug",
-            Profile::Release => {
-                command.arg("--release");
-                "release"
-            }
-        };
-        let status = command.status().with_context(|| format!("start {command:?}"))?;
-        if !status.success() {
-            bail!("{command:?} failed with {status}");
-        }
-        Ok(Self {
-            dir: repo::target_dir().join(directory),
-        })
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.join(name)
-    }
-}
 
 /// The programs that run beside one control plane. Unless it is [detached](Stack::detach), what it
 /// started ends with it, and its control groups are removed, also if our own process is killed.

@@ -1,7 +1,7 @@
 //! `cargo xtask up` and `down`: a whole installation on this machine, in the background.
 
 use std::fs::{self, File};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,8 @@ use sha2::{Digest, Sha256};
 use crate::cgroup::Tree;
 use crate::control_plane::{ControlPlane, Options};
 use crate::ledger::Ledger;
-use crate::stack::{Profile, Programs, Stack};
+use crate::programs::{Profile, Programs};
+use crate::stack::Stack;
 use crate::{install, repo};
 
 /// The operator's name.
@@ -149,7 +150,9 @@ pub fn down() -> Result<()> {
 fn lock(dir: &Path) -> Result<File> {
     let path = dir.join("lock");
     loop {
-        fs::create_dir_all(dir).with_context(|| format!("make {}", dir.display()))?;
+        // Logs and requests are no business of the tools, which run under users of their own.
+        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
+        made.with_context(|| format!("make {}", dir.display()))?;
         let file = File::create(&path).with_context(|| format!("create {}", path.display()))?;
         file.lock().with_context(|| format!("lock {}", path.display()))?;
         let held = file

@@ -10,7 +10,8 @@ use anyhow::Result;
 use xtask::cgroup::Tree;
 use xtask::control_plane::ControlPlane;
 use xtask::process::Identity;
-use xtask::stack::{Programs, Stack};
+use xtask::programs::Programs;
+use xtask::stack::Stack;
 use xtask::{install, wait};
 
 const SERVICE_ACCOUNTS: &str = "\
