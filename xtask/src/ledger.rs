@@ -184,7 +184,8 @@ impl Ledger {
         }
     }
 
-    /// Has a control group killed and removed if this ledger ends before it is detached.
+    /// Has a control group killed and removed if this ledger ends before it is detached; see
+    /// [`Watchdog::cgroup`].
     pub fn guard_cgroup(&mut self, path: &Path) -> Result<()> {
         match &mut self.watchdog {
             Some(watchdog) => watchdog.cgroup(path),

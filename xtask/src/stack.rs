@@ -48,8 +48,7 @@ impl Stack {
         let dir = dir
             .canonicalize()
             .with_context(|| format!("resolve {}", dir.display()))?;
-        let mut ledger = Ledger::open(&dir)?;
-        ledger.guard_cgroup(groups.path())?;
+        let ledger = Ledger::open(&dir)?;
         let ports = Ports::load(&dir.join("metrics-ports.json"))?;
         Ok(Self {
             ledger,
@@ -98,6 +97,8 @@ impl Stack {
         let kubeconfig = self.kubeconfig(&name);
         install::kubeconfig_for(&self.cluster, &token, &kubeconfig)?;
         let root = self.groups.create(&name)?;
+        // The node's own only: what other calls started in the tree stays.
+        self.ledger.guard_cgroup(&root)?;
         let spool = self.spool(index);
         let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&spool);
         made.with_context(|| format!("make spool {}", spool.display()))?;
@@ -178,6 +179,12 @@ impl Stack {
         self.ports
             .get(name)
             .with_context(|| format!("{name} was never started here"))
+    }
+
+    /// True while the program called `name`, or the launcher of its namespace, lives; only after that is
+    /// it started again.
+    pub fn is_running(&self, name: &str) -> Result<bool> {
+        self.ledger.is_running(name)
     }
 
     /// The live process called `name`: an operator, or a node's supervisor.

@@ -13,11 +13,11 @@ use anyhow::{Context, Result};
 /// Field 22 of `/proc/PID/stat` (proc(5)), counted from behind the command's closing bracket: a number
 /// that names a process together with its start time is never somebody else's.
 const SCRIPT: &str = r#"
-processes= groups=
+processes= groups= trees=
 while read -r kind first second; do
   case $kind in
     process) processes="$processes $first:$second" ;;
-    cgroup) groups="$groups $first" ;;
+    cgroup) groups="$groups $first"; trees="$trees ${first%/*}" ;;
     release) exit 0 ;;
   esac
 done
@@ -35,6 +35,7 @@ for group in $groups; do
     sleep 0.05
   done
 done
+for tree in $trees; do rmdir "$tree" 2>/dev/null; done
 "#;
 
 /// The watching shell. Dropping it lets it clean up, and waits for that.
@@ -64,7 +65,8 @@ impl Watchdog {
         self.tell(&format!("process {pid} {start_ticks}"))
     }
 
-    /// Has the control group killed and removed, with all below it, in the end. The path holds no blanks.
+    /// Has the control group killed and removed in the end, with all below it, and the directory it is in
+    /// too if nothing else is there. Both are ours; the path holds no blanks.
     pub fn cgroup(&mut self, path: &Path) -> Result<()> {
         self.tell(&format!("cgroup {}", path.display()))
     }

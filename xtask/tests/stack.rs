@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use xtask::cgroup::Tree;
 use xtask::control_plane::ControlPlane;
 use xtask::process::Identity;
@@ -76,6 +76,49 @@ fn whoami(control_plane: &ControlPlane, kubeconfig: &Path) -> Result<String> {
         .kubectl_as(kubeconfig, &["auth", "whoami", template], None)
 }
 
+/// A second stack in the same place, which ends without being detached, ends what it started alone.
+fn a_stack_takes_only_its_own_along(
+    control_plane: &ControlPlane,
+    programs: &Programs,
+    groups: &Tree,
+) -> Result<()> {
+    let mut second = Stack::open(
+        &control_plane.dir().join("stack"),
+        control_plane.cluster(),
+        programs,
+        groups.clone(),
+    )?;
+    assert!(!second.start_node(0)?.1 && second.start_node(1)?.1);
+    let (first, own) = (second.process("node-0")?, second.spool(1).join("pid"));
+    wait::until(
+        "node-1 to start",
+        Duration::from_secs(10),
+        Duration::from_millis(20),
+        || Ok(own.exists().then_some(())),
+        String::new,
+    )?;
+    drop(second);
+    assert!(first.context("node-0 runs")?.is_alive()?);
+    assert!(groups.path().join("node-0").exists() && !groups.path().join("node-1").exists());
+    Ok(())
+}
+
+/// Kills the supervisor of node 0, starts the node again and gives the new supervisor.
+fn a_killed_node_is_started_again(stack: &mut Stack, supervisor: &Identity) -> Result<Identity> {
+    supervisor.signal(rustix::process::Signal::KILL)?;
+    wait::until(
+        "the launcher to end",
+        Duration::from_secs(10),
+        Duration::from_millis(20),
+        || Ok((!stack.is_running("node-0")?).then_some(())),
+        String::new,
+    )?;
+    fs::remove_file(stack.spool(0).join("pid"))?;
+    assert!(stack.start_node(0)?.1);
+    assert_eq!(own_number(stack)?, "1\n");
+    stack.process("node-0")?.context("node-0 runs")
+}
+
 #[test]
 fn programs_get_their_rights_and_groups_and_all_go() {
     if !rustix::process::geteuid().is_root() {
@@ -111,6 +154,8 @@ fn programs_get_their_rights_and_groups_and_all_go() {
     let node = whoami(&control_plane, &stack.kubeconfig("node-0")).unwrap();
     assert_eq!(node, account("fairlead-node-agent"));
 
+    a_stack_takes_only_its_own_along(&control_plane, &programs, &groups).unwrap();
+
     let operator = stack.process("operator").unwrap().unwrap();
     let supervisor = stack.process("node-0").unwrap().unwrap();
     let members = fs::read_to_string(groups.path().join("node-0/payload/cgroup.procs")).unwrap();
@@ -123,20 +168,7 @@ fn programs_get_their_rights_and_groups_and_all_go() {
         "{members:?}, {supervisor:?}"
     );
 
-    // Killed under us, a node is started again.
-    supervisor.signal(rustix::process::Signal::KILL).unwrap();
-    wait::until(
-        "the launcher to end",
-        Duration::from_secs(10),
-        Duration::from_millis(20),
-        || Ok(stack.process("node-0")?.is_none().then_some(())),
-        String::new,
-    )
-    .unwrap();
-    fs::remove_file(stack.spool(0).join("pid")).unwrap();
-    assert_eq!(stack.start_node(0).unwrap(), ("node-0".to_owned(), true));
-    assert_eq!(own_number(&stack).unwrap(), "1\n");
-    let again = stack.process("node-0").unwrap().unwrap();
+    let again = a_killed_node_is_started_again(&mut stack, &supervisor).unwrap();
 
     drop(stack);
     for process in members.iter().chain([&operator, &again]) {
