@@ -14,6 +14,20 @@ pub const MANAGER_NODE_AGENT: &str = "fairlead-node-agent";
 
 /// Name of the operator's leader Lease in the install namespace.
 pub const LEADER_LEASE: &str = "fairlead-operator";
+/// The ValidatingAdmissionPolicies of the chart; each has a binding of the same name. Our parts are not ready while one
+/// of them is missing.
+pub const ADMISSION_POLICIES: &[&str] = &[
+    "fairlead-agent-turns",
+    "fairlead-execution-authors",
+    "fairlead-execution-status",
+    "fairlead-leader-term",
+    "fairlead-node-leases",
+    "fairlead-owners",
+    "fairlead-run-children",
+    "fairlead-secrets",
+    "fairlead-service-accounts",
+    "fairlead-status",
+];
 /// Label on the Lease of a node agent, with this value, so that the operator can watch just these.
 pub const LABEL_COMPONENT: &str = "app.kubernetes.io/component";
 /// Value of [`LABEL_COMPONENT`] on node Leases.
