@@ -1,0 +1,132 @@
+//! Whether a Tool can be offered, whether arguments fit it, and the plan of a call.
+
+mod arguments;
+mod plan;
+mod schema;
+
+pub use plan::{DEFAULT_CPU_MILLICORES, DEFAULT_MAX_PROCESSES, DEFAULT_MEMORY_MAX_BYTES, resolve_plan};
+
+use crate::template;
+use fairlead_crds::values::OpenObject;
+use fairlead_crds::{CommandRunner, ToolSpec};
+use std::fmt;
+use std::sync::Arc;
+
+/// Most bytes of an `inputSchema`, and of the arguments of one call, as JSON.
+pub const MAX_JSON_BYTES: usize = 64 * 1024;
+
+/// A Tool whose schema and templates are valid: the compiled schema and the command. Cheap to clone.
+#[derive(Clone)]
+pub struct AcceptedTool {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    validator: jsonschema::Validator,
+    /// Names of the declared parameters, for hints.
+    parameters: Vec<String>,
+    command: CommandRunner,
+}
+
+impl fmt::Debug for AcceptedTool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AcceptedTool")
+            .field("argv", &self.inner.command.argv)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why a Tool cannot be offered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ToolFault {
+    /// Which part is wrong.
+    pub reason: ToolFaultReason,
+    /// Field, rule and fix, in one sentence of at most 1,024 bytes.
+    pub message: String,
+}
+
+impl fmt::Display for ToolFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+/// Which part of a Tool is wrong; the reason of its Accepted condition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ToolFaultReason {
+    /// `spec.inputSchema`.
+    InvalidSchema,
+    /// A template of `spec.runner.command`.
+    InvalidTemplate,
+}
+
+impl ToolFaultReason {
+    /// The reason as it is written into the condition.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::InvalidSchema => "InvalidSchema",
+            Self::InvalidTemplate => "InvalidTemplate",
+        }
+    }
+}
+
+/// Why arguments do not fit a tool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ArgumentFault {
+    /// What the model or the user is told: where, which rule, and what to do; at most 2,048 bytes.
+    pub message: String,
+}
+
+impl fmt::Display for ArgumentFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+/// Judges `tool` and compiles its schema.
+///
+/// # Errors
+///
+/// Every fault found: at most one of the schema and one of the templates.
+pub fn accept(tool: &ToolSpec) -> Result<AcceptedTool, Vec<ToolFault>> {
+    let compiled = schema::compile(&tool.input_schema).map_err(|message| ToolFault {
+        reason: ToolFaultReason::InvalidSchema,
+        message: bounded(message, 1024),
+    });
+    let templates = template::check(&tool.runner.command, &tool.input_schema).map_err(|error| ToolFault {
+        reason: ToolFaultReason::InvalidTemplate,
+        message: bounded(error.to_string(), 1024),
+    });
+    match (compiled, templates) {
+        (Ok(validator), Ok(())) => Ok(AcceptedTool {
+            inner: Arc::new(Inner {
+                validator,
+                parameters: schema::parameters(&tool.input_schema),
+                command: tool.runner.command.clone(),
+            }),
+        }),
+        (compiled, templates) => Err(compiled.err().into_iter().chain(templates.err()).collect()),
+    }
+}
+
+impl AcceptedTool {
+    /// Judges `arguments`: their size, their integers, the schema, and whether the command can be made from them.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong, in words for the model. All faults of the schema up to a bound, else the first of the others.
+    pub fn validate(&self, arguments: &OpenObject) -> Result<(), ArgumentFault> {
+        arguments::validate(&self.inner, arguments).map_err(|message| ArgumentFault {
+            message: bounded(message, 2048),
+        })
+    }
+}
+
+/// `text`, cut to `most` bytes at a character's end.
+fn bounded(mut text: String, most: usize) -> String {
+    if text.len() > most {
+        text.truncate(text.floor_char_boundary(most - "…".len()));
+        text.push('…');
+    }
+    text
+}
