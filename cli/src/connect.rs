@@ -1,0 +1,72 @@
+//! Reaching the cluster as kubectl would.
+
+use crate::args::Connection;
+use anyhow::{Context, Result, bail};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+
+/// A client and the namespace it works in.
+pub struct Target {
+    /// The client, with the user's own rights.
+    pub client: Client,
+    /// `--namespace`, else the context's, else `default`.
+    pub namespace: String,
+}
+
+/// Connects with `--kubeconfig`, else `KUBECONFIG`, else `~/.kube/config`, else the ServiceAccount of the Pod.
+pub async fn connect(connection: &Connection) -> Result<Target> {
+    let config = config(connection).await?;
+    let namespace = connection
+        .namespace
+        .clone()
+        .unwrap_or_else(|| config.default_namespace.clone());
+    let client = Client::try_from(config).context("set up the connection to the API server")?;
+    Ok(Target { client, namespace })
+}
+
+async fn config(connection: &Connection) -> Result<Config> {
+    let options = KubeConfigOptions {
+        context: connection.context.clone(),
+        ..KubeConfigOptions::default()
+    };
+    let kubeconfig = match &connection.kubeconfig {
+        Some(path) => {
+            Kubeconfig::read_from(path).with_context(|| format!("read kubeconfig {}", path.display()))?
+        }
+        None => match Kubeconfig::read() {
+            Ok(kubeconfig) => kubeconfig,
+            Err(error) if connection.context.is_some() => {
+                return Err(error).context("find --context: read KUBECONFIG or ~/.kube/config");
+            }
+            Err(error) => match Config::incluster() {
+                Ok(config) => return Ok(config),
+                Err(_) => {
+                    bail!("read KUBECONFIG or ~/.kube/config: {error}; set KUBECONFIG or pass --kubeconfig")
+                }
+            },
+        },
+    };
+    Config::from_custom_kubeconfig(kubeconfig, &options)
+        .await
+        .context("use the kubeconfig's context")
+}
+
+/// A watch goes on after an error that may pass (a restarting API server); refused rights, a missing kind or a wrong
+/// selector do not pass, and end it.
+pub fn unless_passing<T>(event: kube::runtime::watcher::Result<T>, what: &str) -> Option<Result<T>> {
+    use kube::runtime::watcher::Error::{InitialListFailed, WatchFailed, WatchStartFailed};
+    match event {
+        Ok(event) => Some(Ok(event)),
+        Err(InitialListFailed(error) | WatchStartFailed(error) | WatchFailed(error)) if is_final(&error) => {
+            Some(Err(anyhow::Error::from(error).context(format!("watch {what}"))))
+        }
+        Err(error) => {
+            eprintln!("watch {what}: {error}; trying again");
+            None
+        }
+    }
+}
+
+fn is_final(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if matches!(status.code, 400 | 401 | 403 | 404))
+}

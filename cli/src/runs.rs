@@ -1,0 +1,192 @@
+//! `runs`: the runs of a namespace, now or as they change.
+
+use crate::args::{ObjectForm, Runs, TableForm};
+use crate::connect::Target;
+use crate::exit::Exit;
+use crate::runs_table::{self, Look};
+use crate::text::{self, Paint};
+use anyhow::{Context, Result};
+use fairlead_crds::AgentRun;
+use fairlead_crds::values::Time;
+use futures::{StreamExt, TryStreamExt};
+use kube::Api;
+use kube::api::ListParams;
+use kube::core::{ApiResource, DynamicObject, ObjectList};
+use kube::runtime::watcher::{self, Event};
+use kube::runtime::{WatchStreamExt, watcher as watch};
+use std::collections::BTreeMap;
+use std::io::{IsTerminal, Write};
+use std::time::Duration;
+
+/// How often the ages on a terminal move, at least.
+const TICK: Duration = Duration::from_secs(1);
+
+/// Shows the runs until Ctrl-C, or once.
+pub async fn run(target: &Target, options: &Runs) -> Result<Exit> {
+    let api = api(target, options);
+    let form = match options.output {
+        Some(TableForm::Json) => Some(ObjectForm::Json),
+        Some(TableForm::Yaml) => Some(ObjectForm::Yaml),
+        _ => None,
+    };
+    let look = Look {
+        wide: options.output == Some(TableForm::Wide),
+        namespaces: options.all_namespaces,
+        paint: Paint::for_stream(&std::io::stdout()),
+    };
+    match form {
+        Some(form) => print(&text::object(&list(&api, options).await?, form)?)?,
+        None if options.once => {
+            let runs = list(&api, options).await?.items;
+            if runs.is_empty() {
+                eprintln!("no runs in {}", place(target, options));
+            } else {
+                print(&joined(&runs_table::lines(&runs, look, Time::now())))?;
+            }
+        }
+        None if std::io::stdout().is_terminal() => {
+            follow_on_terminal(&api, options, look, &place(target, options)).await?
+        }
+        None => follow_as_lines(&api, options, look).await?,
+    }
+    Ok(Exit::Success)
+}
+
+fn api(target: &Target, options: &Runs) -> Api<DynamicObject> {
+    let kind = ApiResource::erase::<AgentRun>(&());
+    if options.all_namespaces {
+        Api::all_with(target.client.clone(), &kind)
+    } else {
+        Api::namespaced_with(target.client.clone(), &target.namespace, &kind)
+    }
+}
+
+fn place(target: &Target, options: &Runs) -> String {
+    if options.all_namespaces {
+        "any namespace".to_owned()
+    } else {
+        format!("namespace {}", target.namespace)
+    }
+}
+
+async fn list(api: &Api<DynamicObject>, options: &Runs) -> Result<ObjectList<DynamicObject>> {
+    let params = ListParams {
+        label_selector: options.selector.clone(),
+        ..ListParams::default()
+    };
+    let mut runs = api.list(&params).await.context("list agentruns")?;
+    for run in &mut runs.items {
+        run.metadata.managed_fields = None;
+        run.types = Some(kube::core::TypeMeta::resource::<AgentRun>());
+    }
+    Ok(runs)
+}
+
+/// One line for each change, as `kubectl get --watch` does.
+async fn follow_as_lines(api: &Api<DynamicObject>, options: &Runs, look: Look) -> Result<()> {
+    let mut events = std::pin::pin!(events(api, options));
+    while let Some(event) = events.try_next().await? {
+        if let Event::Apply(run) | Event::InitApply(run) = event {
+            print(&format!("{}\n", runs_table::line(&run, look, Time::now())))?;
+        }
+    }
+    Ok(())
+}
+
+/// The whole table, drawn again at each change.
+async fn follow_on_terminal(api: &Api<DynamicObject>, options: &Runs, look: Look, place: &str) -> Result<()> {
+    let mut events = std::pin::pin!(events(api, options));
+    let mut runs = BTreeMap::new();
+    let mut tick = tokio::time::interval(TICK);
+    let mut complete = false;
+    loop {
+        tokio::select! {
+            event = events.try_next() => match event? {
+                Some(event) => complete |= absorb(&mut runs, event),
+                None => return Ok(()),
+            },
+            _ = tick.tick() => if complete {
+                let all: Vec<DynamicObject> = runs.values().cloned().collect();
+                print(&screen(runs_table::lines(&all, look, Time::now()), height(), place))?;
+            },
+        }
+    }
+}
+
+fn events(
+    api: &Api<DynamicObject>,
+    options: &Runs,
+) -> impl futures::Stream<Item = Result<Event<DynamicObject>>> {
+    let config = watcher::Config {
+        label_selector: options.selector.clone(),
+        ..watcher::Config::default()
+    };
+    watch(api.clone(), config)
+        .default_backoff()
+        .filter_map(async |event| crate::connect::unless_passing(event, "agentruns"))
+}
+
+/// Keeps the table's objects; true once a list is complete.
+fn absorb(runs: &mut BTreeMap<String, DynamicObject>, event: Event<DynamicObject>) -> bool {
+    let key = |run: &DynamicObject| run.metadata.uid.clone().unwrap_or_default();
+    match event {
+        Event::Apply(run) | Event::InitApply(run) => {
+            runs.insert(key(&run), run);
+        }
+        Event::Delete(run) => {
+            runs.remove(&key(&run));
+        }
+        Event::Init => runs.clear(),
+        Event::InitDone => return true,
+    }
+    false
+}
+
+fn height() -> usize {
+    rustix::termios::tcgetwinsize(std::io::stdout())
+        .map_or(24, |size| usize::from(size.ws_row))
+        .max(4)
+}
+
+/// A screen with as much of the table as there is room for.
+fn screen(mut lines: Vec<String>, height: usize, place: &str) -> String {
+    let hidden = lines.len().saturating_sub(height - 1);
+    if hidden > 0 {
+        lines.truncate(height - 2);
+        lines.push(format!(
+            "… and {} more, older",
+            text::count(hidden as i64 + 1, "run")
+        ));
+    } else if lines.len() == 1 {
+        lines = vec![format!("no runs in {place}")];
+    }
+    // Home, then the lines, each cleared to its end, then the rest of the screen: no flicker of an empty screen.
+    let body: String = lines.iter().map(|line| format!("{line}\u{1b}[K\n")).collect();
+    format!("\u{1b}[H{body}\u{1b}[J")
+}
+
+fn joined(lines: &[String]) -> String {
+    lines.iter().map(|line| format!("{line}\n")).collect()
+}
+
+fn print(text: &str) -> Result<()> {
+    let mut stdout = std::io::stdout().lock();
+    stdout
+        .write_all(text.as_bytes())
+        .and_then(|()| stdout.flush())
+        .context("write to standard output")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_screen_holds_no_more_lines_than_the_terminal() {
+        let lines: Vec<String> = (0..30).map(|n| format!("line {n}")).collect();
+        let text = screen(lines, 10, "namespace x");
+        assert_eq!(text.lines().count(), 10, "{text:?}");
+        assert!(text.contains("… and 22 runs more, older"), "{text:?}");
+        assert!(screen(vec!["NAME".into()], 10, "namespace x").contains("no runs in namespace x"));
+    }
+}

@@ -1,0 +1,148 @@
+//! The story of a run: what is known of it, and what of that was not said yet.
+//!
+//! Snapshots of the objects go in, in any order and as often as one likes; lines come out, each once. Nothing is
+//! derived from the order of events, so a finished run is told as it would have been while it ran.
+
+use crate::story_facts::{self, Fact};
+use crate::text;
+use fairlead_crds::values::Time;
+use fairlead_crds::{AgentRun, AgentTurn, ExecutionPhase, RunPhase, ToolExecution, TurnPhase};
+use std::collections::{BTreeMap, HashSet};
+
+/// What is known of a run, and what was said.
+#[derive(Debug)]
+pub struct Story {
+    run: AgentRun,
+    turns: BTreeMap<(i64, i64), AgentTurn>,
+    executions: BTreeMap<String, ToolExecution>,
+    said: HashSet<String>,
+}
+
+impl Story {
+    /// A story of which nothing was said.
+    pub fn new(run: AgentRun) -> Self {
+        Self {
+            run,
+            turns: BTreeMap::new(),
+            executions: BTreeMap::new(),
+            said: HashSet::new(),
+        }
+    }
+
+    /// Takes a newer snapshot of the run.
+    pub fn see_run(&mut self, run: AgentRun) {
+        self.run = run;
+    }
+
+    /// Takes a snapshot of a turn.
+    pub fn see_turn(&mut self, turn: AgentTurn) {
+        self.turns.insert((turn.spec.index, turn.spec.attempt), turn);
+    }
+
+    /// Takes a snapshot of an execution.
+    pub fn see_execution(&mut self, execution: ToolExecution) {
+        self.executions
+            .insert(execution.metadata.name.clone().unwrap_or_default(), execution);
+    }
+
+    /// The run as last seen.
+    pub fn run(&self) -> &AgentRun {
+        &self.run
+    }
+
+    /// The phase of the run.
+    pub fn phase(&self) -> RunPhase {
+        self.run
+            .status
+            .as_ref()
+            .and_then(|status| status.phase)
+            .unwrap_or(RunPhase::Pending)
+    }
+
+    /// What can be said now and was not said before, in the order in which it happened.
+    pub fn news(&mut self) -> Vec<Fact> {
+        let mut facts = story_facts::of_run(&self.run);
+        for turn in self.turns.values() {
+            facts.extend(story_facts::of_turn(turn));
+            let of_turn = |execution: &&ToolExecution| execution.spec.turn == Some(turn.spec.index);
+            let last_attempt = !self.turns.contains_key(&(turn.spec.index, turn.spec.attempt + 1));
+            if last_attempt {
+                facts.extend(
+                    self.executions
+                        .values()
+                        .filter(of_turn)
+                        .flat_map(story_facts::of_execution),
+                );
+            }
+        }
+        // What has no time of its own happened right after what stands before it.
+        let mut latest = None;
+        for fact in &mut facts {
+            latest = fact.at.or(latest);
+            fact.at = latest;
+        }
+        facts.sort_by_key(|fact| fact.at);
+        facts.retain(|fact| self.said.insert(fact.key.clone()));
+        facts
+    }
+
+    /// What is in progress at `now`, if anything: the model, or executions, each with how long it has been.
+    pub fn in_progress(&self, now: Time) -> Option<String> {
+        if self.phase().is_terminal() {
+            return None;
+        }
+        let running: Vec<String> = self.executions.values().filter_map(|tx| live(tx, now)).collect();
+        if !running.is_empty() {
+            return Some(running.join(", "));
+        }
+        let (_, turn) = self.turns.last_key_value()?;
+        let phase = turn
+            .status
+            .as_ref()
+            .and_then(|status| status.phase)
+            .unwrap_or(TurnPhase::Requesting);
+        (phase == TurnPhase::Requesting).then(|| {
+            let since = turn.metadata.creation_timestamp.as_ref().map(|time| time.0);
+            format!(
+                "turn {}: the model has been asked {}",
+                turn.spec.index,
+                ago(since, now)
+            )
+        })
+    }
+
+    /// Seconds and tenths from the run's creation to `at`. Creation is known to the second only.
+    pub fn elapsed(&self, at: Option<Time>) -> String {
+        let start = self.run.metadata.creation_timestamp.as_ref().map(|time| time.0);
+        match (start, at) {
+            (Some(start), Some(at)) => {
+                let tenths = (at.as_millisecond() - start.as_millisecond()).max(0) / 100;
+                format!("{}.{} s", text::grouped(tenths / 10), tenths % 10)
+            }
+            _ => String::new(),
+        }
+    }
+}
+
+fn live(execution: &ToolExecution, now: Time) -> Option<String> {
+    let status = execution.status.clone().unwrap_or_default();
+    let tool = &execution.spec.tool.tool_ref.name;
+    let created = execution.metadata.creation_timestamp.as_ref().map(|time| time.0);
+    match status.phase {
+        Some(ExecutionPhase::Queued) => {
+            let reason = status.reason.unwrap_or_default();
+            Some(format!("{tool} queued ({reason}) {}", ago(created, now)))
+        }
+        Some(phase) if phase.is_terminal() => None,
+        _ => Some(format!("{tool} runs {}", ago(status.start_time.or(created), now))),
+    }
+}
+
+fn ago(since: Option<Time>, now: Time) -> String {
+    since.map_or_else(String::new, |since| {
+        format!("for {}", text::age(now.as_second() - since.as_second()))
+    })
+}
+
+#[cfg(test)]
+mod tests;

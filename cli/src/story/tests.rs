@@ -1,0 +1,157 @@
+use super::*;
+use serde_json::json;
+
+fn run(status: serde_json::Value) -> AgentRun {
+    serde_json::from_value(json!({
+        "apiVersion": "fairlead.dev/v1alpha1", "kind": "AgentRun",
+        "metadata": {"name": "triage", "uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z"},
+        "spec": {"input": "What kernel is this?\nBe short.", "model": {"providerRef": {"name": "main"}}},
+        "status": status,
+    }))
+    .unwrap()
+}
+
+fn turn(index: i64, attempt: i64, status: serde_json::Value) -> AgentTurn {
+    serde_json::from_value(json!({
+        "apiVersion": "fairlead.dev/v1alpha1", "kind": "AgentTurn",
+        "metadata": {"name": format!("t{index}-{attempt}"), "creationTimestamp": "2026-01-01T00:00:00Z"},
+        "spec": {"runRef": {"name": "triage", "uid": "u"}, "index": index, "attempt": attempt,
+                 "providerRef": {"name": "main"}, "model": "m", "maxOutputTokens": 1, "requestDigest": ""},
+        "status": status,
+    }))
+    .unwrap()
+}
+
+fn execution(name: &str, status: serde_json::Value) -> ToolExecution {
+    serde_json::from_value(json!({
+        "apiVersion": "fairlead.dev/v1alpha1", "kind": "ToolExecution",
+        "metadata": {"name": name, "creationTimestamp": "2026-01-01T00:00:00Z"},
+        "spec": {"tool": {"toolRef": {"name": "shell"}}, "runRef": {"name": "triage", "uid": "u"}, "turn": 1,
+                 "callId": "c1"},
+        "status": status,
+    }))
+    .unwrap()
+}
+
+fn said(story: &mut Story) -> Vec<String> {
+    let news = story.news();
+    news.into_iter()
+        .map(|fact| format!("{} {}", story.elapsed(fact.at), fact.line))
+        .collect()
+}
+
+fn call_of_turn_one() -> serde_json::Value {
+    json!({"phase": "Completed", "startTime": "2026-01-01T00:00:00.100Z", "completionTime": "2026-01-01T00:00:00.200Z",
+           "message": "Looking.", "latencyMillis": 52,
+           "toolCalls": [{"callId": "c1", "tool": "shell", "arguments": {"command": "uname -r"}, "stage": 1,
+                          "executionName": "triage-1-aa"}]})
+}
+
+fn end_of_shell() -> serde_json::Value {
+    json!({"phase": "Succeeded", "reason": "Completed", "outcome": "Completed", "nodeName": "node-0",
+           "startTime": "2026-01-01T00:00:00.300Z", "completionTime": "2026-01-01T00:00:01.335Z",
+           "output": {"text": "6.18\n", "truncated": false, "totalBytes": 5, "sha256": ""},
+           "result": {"exitCode": 0}, "usage": {"wallMillis": 1035}})
+}
+
+#[test]
+fn a_finished_run_is_told_in_the_order_in_which_it_happened() {
+    let mut story = Story::new(run(json!({})));
+    // As watches may deliver it: the end first.
+    let answer = json!({"phase": "Completed", "startTime": "2026-01-01T00:00:01.340Z", "latencyMillis": 60,
+                        "completionTime": "2026-01-01T00:00:01.400Z", "message": "Kernel 6.18."});
+    story.see_turn(turn(2, 1, answer));
+    story.see_execution(execution("triage-1-aa", end_of_shell()));
+    story.see_turn(turn(1, 1, call_of_turn_one()));
+    assert_eq!(
+        said(&mut story),
+        [
+            "0.0 s run    \"What kernel is this?…\" by provider main",
+            "0.1 s turn 1 asks m of provider main",
+            "0.2 s turn 1 makes 1 call in 52 ms: \"Looking.\"",
+            "0.2 s   call shell {\"command\":\"uname -r\"} → triage-1-aa",
+            "1.3 s   shell Succeeded: exit 0, 1.0 s, 5 bytes of output, on node-0",
+            "1.3 s turn 2 asks m of provider main",
+            "1.4 s turn 2 answers in 60 ms",
+        ]
+    );
+    assert_eq!(said(&mut story), Vec::<String>::new(), "each line is said once");
+}
+
+#[test]
+fn a_live_run_is_told_piece_by_piece() {
+    let mut story = Story::new(run(json!({})));
+    story.see_turn(turn(1, 1, json!({})));
+    assert_eq!(said(&mut story).len(), 2);
+    story.see_turn(turn(1, 1, call_of_turn_one()));
+    assert_eq!(said(&mut story).len(), 2);
+    let running = json!({"phase": "Running", "nodeName": "node-0", "startTime": "2026-01-01T00:00:00.300Z"});
+    story.see_execution(execution("triage-1-aa", running));
+    assert_eq!(said(&mut story), ["0.3 s   shell runs on node-0 triage-1-aa"]);
+    let now = "2026-01-01T00:01:30Z".parse().unwrap();
+    assert_eq!(story.in_progress(now).unwrap(), "shell runs for 90s");
+    story.see_execution(execution("triage-1-aa", end_of_shell()));
+    assert_eq!(said(&mut story).len(), 1);
+    assert_eq!(story.in_progress(now), None);
+}
+
+#[test]
+fn a_model_that_is_slow_is_said_to_be() {
+    let mut story = Story::new(run(json!({})));
+    story.see_turn(turn(
+        1,
+        1,
+        json!({"phase": "Abandoned", "completionTime": "2026-01-01T00:00:05Z"}),
+    ));
+    story.see_turn(turn(1, 2, json!({})));
+    let now = "2026-01-01T00:00:20Z".parse().unwrap();
+    assert_eq!(
+        story.in_progress(now).unwrap(),
+        "turn 1: the model has been asked for 20s"
+    );
+    let lines = said(&mut story).join("\n");
+    assert!(
+        lines.contains("turn 1 attempt 1 given up by a new leader"),
+        "{lines}"
+    );
+    assert!(
+        lines.contains("turn 1 asks m of provider main, attempt 2"),
+        "{lines}"
+    );
+}
+
+#[test]
+fn a_refused_call_and_a_failed_execution_say_why() {
+    let mut story = Story::new(run(json!({})));
+    let status = json!({"phase": "Completed", "completionTime": "2026-01-01T00:00:00Z",
+        "toolCalls": [{"callId": "c1", "tool": "nope\u{1b}[2J", "stage": 1,
+                       "error": {"reason": "TOOL_NOT_FOUND", "text": "there is no tool nope; offered are: shell"}}]});
+    story.see_turn(turn(1, 1, status));
+    let failed = json!({"phase": "TimedOut", "reason": "HardTimeout", "message": "stopped after 5 s",
+                        "completionTime": "2026-01-01T00:00:09Z", "result": {"signal": 15}});
+    story.see_execution(execution("triage-1-bb", failed));
+    let lines = said(&mut story).join("\n");
+    assert!(
+        lines.contains(
+            "call nope\\u{1b}[2J {} refused (TOOL_NOT_FOUND): there is no tool nope; offered are: shell"
+        ),
+        "{lines}"
+    );
+    assert!(
+        lines.contains("shell TimedOut (HardTimeout): signal 15; stopped after 5 s"),
+        "{lines}"
+    );
+}
+
+#[test]
+fn the_end_names_the_reason_of_a_failure() {
+    let status = json!({"phase": "Failed", "turns": 1, "toolCalls": 0, "startTime": "2026-01-01T00:00:00Z",
+        "completionTime": "2026-01-01T00:00:02.500Z", "usage": {"totalTokens": 1200},
+        "failure": {"class": "Terminal", "reason": "ScriptExhausted", "message": "no step of the script matches turn 2"}});
+    let (line, _) = story_facts::end_of_run(&run(status));
+    assert_eq!(
+        line,
+        "run    Failed in 2.5 s: 1 turn, 0 tool calls, 1,200 tokens\n       \
+         ScriptExhausted: no step of the script matches turn 2"
+    );
+}
