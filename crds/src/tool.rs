@@ -92,9 +92,9 @@ pub struct Runner {
 #[serde(rename_all = "camelCase")]
 pub struct CommandRunner {
     /// The program and its arguments, 1 to 64 elements of at most 4,096 characters. An element may hold {{name}} for a
-    /// parameter: one element in, one out. An element that is only {{name...}} spreads a list; one that is only
-    /// {{name}} is dropped when the optional parameter is absent. A value that begins with - is refused unless the
-    /// element begins with text of its own or the element before it is "--". Required.
+    /// parameter: one element in, one out. An element that is only {{name...}} spreads a list; one whose only parameter
+    /// is optional and absent is dropped. A value that begins with - is refused unless the element begins with text of
+    /// its own or the element before it is "--". {{{{ stands for the text {{. Required.
     #[schemars(length(min = 1, max = 64), inner(length(max = 4096)))]
     pub argv: Vec<String>,
 
