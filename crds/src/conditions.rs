@@ -141,7 +141,30 @@ pub fn set(
     generation: Option<i64>,
     now: Time,
 ) {
-    let status = if status { "True" } else { "False" };
+    put(list, kind, if status { "True" } else { "False" }, reason, message, generation, now);
+}
+
+/// Puts a condition with status `Unknown` into the list: it is not decided yet, and `reason` says what it waits for.
+pub fn set_unknown(
+    list: &mut Vec<Condition>,
+    kind: &str,
+    reason: &str,
+    message: &str,
+    generation: Option<i64>,
+    now: Time,
+) {
+    put(list, kind, "Unknown", reason, message, generation, now);
+}
+
+fn put(
+    list: &mut Vec<Condition>,
+    kind: &str,
+    status: &str,
+    reason: &str,
+    message: &str,
+    generation: Option<i64>,
+    now: Time,
+) {
     let since = list
         .iter()
         .find(|c| c.type_ == kind && c.status == status)

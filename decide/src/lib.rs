@@ -10,4 +10,5 @@ pub mod model;
 pub mod node;
 pub mod output;
 pub mod template;
+pub mod time;
 pub mod tool_check;

@@ -1,0 +1,196 @@
+//! What to do about a user's own execution, and the writes that concern any.
+
+use super::guard::{Call, Refusal, authorize};
+use super::types::{Action, Because, Decision};
+use super::world::{Waiter, World, has_ended, key_of};
+use super::writes::Subject;
+use crate::time::{millis_between, plus_millis, plus_seconds};
+use fairlead_crds::conditions::{self, kind, reason};
+use fairlead_crds::values::Time;
+use fairlead_crds::{
+    Attempt, Cleanup, ErrorClass, ExecutionPhase, ExecutionUsage, GuardDecision, Outcome, ToolExecution,
+    ToolExecutionStatus,
+};
+use std::sync::Arc;
+
+/// Decides about a user's own execution. Those of runs are decided with their run.
+pub fn decide(world: &World, key: &super::types::ObjectKey, now: Time) -> Decision {
+    let Some(execution) = world.executions.get(key) else { return Decision::default() };
+    if execution.spec.run_ref.is_some() {
+        return Decision::default();
+    }
+    if execution.metadata.deletion_timestamp.is_some() {
+        return Decision::because(Because::Deleting);
+    }
+    if let Some((because, at)) = world.writes.blocked(&Subject::Execution(key.clone()), now) {
+        return Decision { because: vec![because], wake: at, actions: Vec::new() };
+    }
+    if has_ended(execution) {
+        return retain(execution, now);
+    }
+    if let Some(binding) = &execution.spec.binding {
+        return Decision::because(Because::OnNode { node: binding.node_name.clone() });
+    }
+    if execution.spec.desired_state.is_some() {
+        return Decision::act(stop(execution, reason::CANCELLED, "spec.desiredState asked for it.", now));
+    }
+    match authorize(world, call(execution)) {
+        Ok(_) => queue(world, execution, now),
+        Err(refusal) => refuse(world, execution, &refusal, now),
+    }
+}
+
+/// What a user's own execution asks for.
+pub fn call(execution: &ToolExecution) -> Call<'_> {
+    Call {
+        namespace: execution.metadata.namespace.as_deref().unwrap_or_default(),
+        tool: &execution.spec.tool.tool_ref.name,
+        frozen: None,
+        arguments: &execution.spec.arguments,
+        timeout_seconds: execution.spec.timeout_seconds,
+    }
+}
+
+fn created(execution: &ToolExecution, now: Time) -> Time {
+    execution.metadata.creation_timestamp.as_ref().map_or(now, |t| t.0)
+}
+
+fn queue(world: &World, execution: &Arc<ToolExecution>, now: Time) -> Decision {
+    let key = key_of(&execution.metadata);
+    if world.waiting.contains_key(&key) {
+        return Decision::because(Because::Queued { count: 1, reason: reason::CONCURRENCY_LIMIT });
+    }
+    let waiter = Waiter { run: None, call: None, since: created(execution, now) };
+    Decision::act(Action::Want { waiters: vec![(key, waiter)] })
+}
+
+/// A refused call ends as `Denied`; what may still appear is waited for first.
+fn refuse(world: &World, execution: &Arc<ToolExecution>, refusal: &Refusal, now: Time) -> Decision {
+    let begun = created(execution, now);
+    let grace_ends = plus_seconds(begun, world.settings.dependency_grace_seconds);
+    if !refusal.may_pass || grace_ends <= now {
+        return Decision::act(denied(execution, refusal, now));
+    }
+    let because = Because::Missing { reason: refusal.reason.to_owned(), message: refusal.message.clone() };
+    let mut decision = Decision::wait(because, plus_millis(now, 500).min(grace_ends));
+    let visible = millis_between(begun, now) >= world.settings.visible_after_millis;
+    if visible && execution.status.as_ref().and_then(|s| s.phase).is_none() {
+        decision.actions.push(queued(execution, reason::TOOL_NOT_FOUND, &refusal.message));
+    }
+    decision
+}
+
+fn retain(execution: &Arc<ToolExecution>, now: Time) -> Decision {
+    let completed = execution.status.as_ref().and_then(|s| s.completion_time);
+    let Some((ttl, completed)) = execution.spec.ttl_seconds_after_finished.zip(completed) else {
+        return Decision::because(Because::Ended);
+    };
+    let expires = plus_seconds(completed, ttl);
+    if expires > now {
+        return Decision::wait(Because::Retained, expires);
+    }
+    Decision::act(Action::DeleteExecution { execution: Arc::clone(execution) })
+}
+
+fn write(execution: &Arc<ToolExecution>, status: ToolExecutionStatus) -> Action {
+    Action::WriteExecution { execution: Arc::clone(execution), status: Box::new(status) }
+}
+
+fn ended(execution: &ToolExecution, phase: ExecutionPhase, why: &str, message: &str, now: Time) -> ToolExecutionStatus {
+    let mut status = ToolExecutionStatus {
+        phase: Some(phase),
+        reason: Some(why.to_owned()),
+        message: Some(message.get(..message.floor_char_boundary(4096)).unwrap_or_default().to_owned()),
+        outcome: Some(Outcome::NotStarted),
+        completion_time: Some(now),
+        usage: Some(ExecutionUsage {
+            queued_millis: Some(millis_between(created(execution, now), now).max(0)),
+            ..ExecutionUsage::default()
+        }),
+        ..ToolExecutionStatus::default()
+    };
+    conditions::set(&mut status.conditions, kind::SUCCEEDED, false, why, message, execution.metadata.generation, now);
+    status
+}
+
+/// The write that makes a call visible as waiting.
+pub fn queued(execution: &Arc<ToolExecution>, why: &str, message: &str) -> Action {
+    let status = ToolExecutionStatus {
+        phase: Some(ExecutionPhase::Queued),
+        reason: Some(why.to_owned()),
+        message: Some(message.get(..message.floor_char_boundary(4096)).unwrap_or_default().to_owned()),
+        ..ToolExecutionStatus::default()
+    };
+    write(execution, status)
+}
+
+/// The end of a call that a check refused.
+pub fn denied(execution: &Arc<ToolExecution>, refusal: &Refusal, now: Time) -> Action {
+    let message = format!("{}: {}", refusal.reason, refusal.message);
+    let mut status = ended(execution, ExecutionPhase::Denied, refusal.reason, &message, now);
+    status.error_class = Some(ErrorClass::InvalidArgument);
+    status.decisions =
+        vec![GuardDecision { check: refusal.check, allowed: false, reason: Some(refusal.reason.to_owned()) }];
+    let generation = execution.metadata.generation;
+    conditions::set(&mut status.conditions, kind::ADMITTED, false, refusal.reason, &refusal.message, generation, now);
+    write(execution, status)
+}
+
+/// Stops an execution: by its node where it has one, and at once where it has none.
+pub fn stop(execution: &Arc<ToolExecution>, why: &str, message: &str, now: Time) -> Action {
+    if execution.spec.binding.is_some() {
+        return Action::Cancel { execution: Arc::clone(execution) };
+    }
+    write(execution, ended(execution, ExecutionPhase::Cancelled, why, message, now))
+}
+
+/// Marks an execution that its run goes on without, once.
+pub fn background(execution: &Arc<ToolExecution>, now: Time) -> Option<Action> {
+    let held = execution.status.clone().unwrap_or_default();
+    if conditions::find(&held.conditions, kind::BACKGROUNDED).is_some() {
+        return None;
+    }
+    let mut status = ToolExecutionStatus::default();
+    if execution.spec.binding.is_none() {
+        // What this manager wrote while it waited is repeated, or the server takes it away.
+        (status.phase, status.reason, status.message) = (held.phase, held.reason, held.message);
+    }
+    let message = "The run's toolWaitSeconds passed; it went on, and the execution goes on too.";
+    conditions::set(&mut status.conditions, kind::BACKGROUNDED, true, reason::WAIT_ELAPSED, message, execution.metadata.generation, now);
+    Some(write(execution, status))
+}
+
+/// The end of an execution whose node is gone: how it ended is not known, and it is not repeated.
+pub fn orphaned(execution: &Arc<ToolExecution>, now: Time) -> Action {
+    let binding = execution.spec.binding.as_ref();
+    let node = binding.map(|b| b.node_name.clone()).unwrap_or_default();
+    let message = format!(
+        "The Lease of node {node:?} stopped moving. Whether the call had its effect is not known, so it is not repeated."
+    );
+    let held = execution.status.clone().unwrap_or_default();
+    let mut status = ended(execution, ExecutionPhase::Orphaned, reason::NODE_LOST, &message, now);
+    status.outcome = Some(Outcome::Unknown);
+    status.error_class = Some(ErrorClass::Local);
+    status.cleanup = Some(Cleanup::Unconfirmed);
+    status.start_time = held.start_time;
+    status.attempts = binding
+        .map(|b| Attempt {
+            n: b.attempt,
+            start_time: held.start_time,
+            end_time: Some(now),
+            reason: Some(reason::NODE_LOST.to_owned()),
+            outcome: Some(Outcome::Unknown),
+        })
+        .into_iter()
+        .collect();
+    conditions::set(
+        &mut status.conditions,
+        kind::CLEANED_UP,
+        false,
+        reason::NODE_LOST,
+        "Nobody could look at what is left on the node.",
+        execution.metadata.generation,
+        now,
+    );
+    write(execution, status)
+}

@@ -1,0 +1,200 @@
+//! The model request of a run: making a turn, sending, closing.
+
+use super::answer::{abandoned, completed, failed};
+use super::builtin;
+use super::request::{messages, observe, of_turn, request_digest, tools_of};
+use super::stage::View;
+use super::types::{Action, Because, Decision, ObjectKey};
+use super::world::{RequestState, RunState, World, phase_of, turn_at};
+use super::writes::Subject;
+use crate::time::{plus_millis, plus_seconds};
+use fairlead_crds::conditions::reason;
+use fairlead_crds::names::turn_name;
+use fairlead_crds::values::{LocalRef, OwnedRef, Time};
+use fairlead_crds::{
+    AgentRun, AgentTurn, AgentTurnSpec, Builtin, FrozenTool, FrozenToolKind, TurnPhase,
+};
+use std::sync::Arc;
+
+/// How often something that is missing is looked for again, in milliseconds.
+const LOOK_AGAIN_MILLIS: i64 = 500;
+
+/// Something that a run names and that is not there or not usable.
+#[derive(Debug)]
+pub struct Missing {
+    /// One word for machines.
+    pub reason: &'static str,
+    /// One sentence, with the fix.
+    pub message: String,
+}
+
+/// The decision about something missing: to wait for it, for a while.
+pub fn wait_for(missing: Missing, now: Time) -> Decision {
+    let because = Because::Missing { reason: missing.reason.to_owned(), message: missing.message };
+    Decision::wait(because, plus_millis(now, LOOK_AGAIN_MILLIS))
+}
+
+/// When a run gives up waiting for what it names.
+pub fn grace_ends(world: &World, run: &AgentRun, since: Time) -> Time {
+    let created = run.metadata.creation_timestamp.as_ref().map_or(since, |t| t.0);
+    plus_seconds(created.max(since), world.settings.dependency_grace_seconds)
+}
+
+/// Makes turn `index`, its attempt one above the last.
+pub fn make(world: &World, state: &RunState, run: &Arc<AgentRun>, index: i64, now: Time) -> Result<Action, Missing> {
+    let namespace = run.metadata.namespace.clone().unwrap_or_default();
+    let provider_name = &run.spec.model.provider_ref.name;
+    let provider = world.providers.get(&ObjectKey::new(namespace.clone(), provider_name.clone()));
+    let provider = provider.ok_or_else(|| Missing {
+        reason: reason::PROVIDER_NOT_FOUND,
+        message: format!("spec.model.providerRef: there is no ModelProvider {provider_name:?} in namespace {namespace:?}; create it."),
+    })?;
+    usable(provider, provider_name)?;
+    let model = run.spec.model.name.clone().or_else(|| provider.object.spec.default_model.clone());
+    let scripted = provider.object.spec.wire_api == fairlead_crds::WireApi::Scripted;
+    let model = model.or_else(|| scripted.then(|| "scripted".to_owned())).ok_or_else(|| Missing {
+        reason: reason::PROVIDER_NOT_READY,
+        message: format!("spec.model.name: not given, and ModelProvider {provider_name:?} has no defaultModel; set one of them."),
+    })?;
+    let tools = freeze(world, run, &namespace)?;
+    let observations = index
+        .checked_sub(1)
+        .and_then(|past| turn_at(state, past))
+        .map(|turn| observe(&View { world, state, run, turn, tools: tools_of(state, turn) }, now))
+        .unwrap_or_default();
+    let told = messages(world, state, run, index, &observations);
+    let attempt = turn_at(state, index).map_or(1, |t| t.spec.attempt + 1);
+    let same_tools = state.turns.values().rev().find(|t| t.spec.tools_from.is_none());
+    let tools_from = same_tools.filter(|t| t.spec.tools == tools && !tools.is_empty()).and_then(|t| t.metadata.name.clone());
+    let uid = run.metadata.uid.clone().unwrap_or_default();
+    let run_name = run.metadata.name.clone().unwrap_or_default();
+    let spec = AgentTurnSpec {
+        request_digest: request_digest(&told, &tools),
+        index,
+        attempt,
+        provider_ref: LocalRef::new(provider_name.clone()),
+        model,
+        parameters: run.spec.model.parameters.clone(),
+        max_output_tokens: run.spec.model.max_output_tokens,
+        tools: if tools_from.is_some() { Vec::new() } else { tools },
+        tools_from,
+        input: (index == 1).then(|| run.spec.input.clone()),
+        system_prompt: run.spec.system_prompt.clone().filter(|_| index == 1),
+        observations,
+        run_ref: OwnedRef { name: run_name.clone(), uid: uid.clone() },
+    };
+    Ok(Action::CreateTurn { run: Arc::clone(run), name: turn_name(&run_name, &uid, index, attempt), spec: Box::new(spec) })
+}
+
+fn usable(provider: &super::world::ProviderState, name: &str) -> Result<(), Missing> {
+    let generation = provider.object.metadata.generation.unwrap_or(0);
+    match &provider.checked {
+        Some((looked_at, _, None)) if *looked_at == generation => Ok(()),
+        Some((looked_at, _, Some((_, message)))) if *looked_at == generation => Err(Missing {
+            reason: reason::PROVIDER_NOT_READY,
+            message: format!("ModelProvider {name:?} cannot be called: {message}"),
+        }),
+        _ => Err(Missing {
+            reason: reason::PROVIDER_NOT_READY,
+            message: format!("ModelProvider {name:?} has not been looked at yet."),
+        }),
+    }
+}
+
+/// The tools a run offers, as they are now.
+fn freeze(world: &World, run: &AgentRun, namespace: &str) -> Result<Vec<FrozenTool>, Missing> {
+    let mut frozen: Vec<FrozenTool> = Vec::new();
+    for name in run.spec.tools.iter().filter_map(|t| t.tool_ref.as_ref()).map(|r| &r.name) {
+        if frozen.iter().any(|t| t.name == *name) {
+            continue;
+        }
+        let state = world.tools.get(&ObjectKey::new(namespace, name.clone())).ok_or_else(|| Missing {
+            reason: reason::TOOL_NOT_FOUND,
+            message: format!("spec.tools: there is no Tool {name:?} in namespace {namespace:?}; create it or remove it from the list."),
+        })?;
+        if let Err(faults) = &state.accepted {
+            let why = faults.first().map(|f| f.message.clone()).unwrap_or_default();
+            let message = format!("spec.tools: Tool {name:?} is not accepted: {why}");
+            return Err(Missing { reason: reason::TOOL_NOT_ACCEPTED, message });
+        }
+        frozen.push(FrozenTool {
+            name: name.clone(),
+            kind: FrozenToolKind::Tool,
+            object: Some(name.clone()),
+            uid: state.object.metadata.uid.clone(),
+            generation: state.object.metadata.generation,
+            description: state.object.spec.description.clone(),
+            schema: state.object.spec.input_schema.clone(),
+            side_effect: state.object.spec.side_effect,
+            parallel_safe: state.object.spec.parallel_safe,
+        });
+    }
+    // A handle is of no use without the means to come back to it.
+    if !frozen.is_empty() || run.spec.tools.iter().any(|t| t.builtin == Some(Builtin::Executions)) {
+        frozen.extend(builtin::frozen());
+    }
+    Ok(frozen)
+}
+
+/// What to do about a turn that has no end yet.
+pub fn drive(world: &World, state: &RunState, run: &Arc<AgentRun>, turn: &Arc<AgentTurn>, now: Time) -> Decision {
+    let uid = run.metadata.uid.clone().unwrap_or_default();
+    if let Some((because, at)) = world.writes.blocked(&Subject::Turn(uid.clone()), now) {
+        return Decision { because: vec![because], wake: at, actions: Vec::new() };
+    }
+    let name = turn.metadata.name.clone().unwrap_or_default();
+    let Some(request) = state.request.as_ref().filter(|r| r.turn == name) else {
+        return close(turn, abandoned(now));
+    };
+    match &request.state {
+        RequestState::Sent => Decision::because(Because::Asking),
+        RequestState::Idle { not_before: Some(at), last_error } if *at > now => {
+            let message = last_error.clone().unwrap_or_default();
+            Decision::wait(Because::ProviderBackOff { message }, *at)
+        }
+        RequestState::Idle { .. } => ask(world, state, run, turn, request.tries, now),
+        RequestState::Answered { sent_at, result } => close(
+            turn,
+            match &**result {
+                Ok(response) => completed(world, state, run, turn, response, *sent_at, now),
+                Err(error) => failed(error, *sent_at, now),
+            },
+        ),
+    }
+}
+
+fn ask(world: &World, state: &RunState, run: &Arc<AgentRun>, turn: &Arc<AgentTurn>, tries: u32, now: Time) -> Decision {
+    let namespace = run.metadata.namespace.clone().unwrap_or_default();
+    let key = ObjectKey::new(namespace.clone(), turn.spec.provider_ref.name.clone());
+    let Some(provider) = world.providers.get(&key) else {
+        let message = format!("ModelProvider {:?} is gone; create it again.", key.name);
+        return wait_for(Missing { reason: reason::PROVIDER_NOT_FOUND, message }, now);
+    };
+    Decision::act(Action::Ask {
+        run: run.metadata.uid.clone().unwrap_or_default(),
+        turn: turn.metadata.name.clone().unwrap_or_default(),
+        namespace,
+        provider: Arc::clone(&provider.object),
+        tries,
+        request: Box::new(of_turn(world, state, run, turn)),
+    })
+}
+
+/// Gives an unfinished turn up because its run ends.
+pub fn give_up(world: &World, state: &RunState, run: &AgentRun, now: Time) -> Option<Decision> {
+    let turn = state.turns.values().next_back().filter(|t| phase_of(t) == TurnPhase::Requesting)?;
+    let uid = run.metadata.uid.clone().unwrap_or_default();
+    if let Some((because, at)) = world.writes.blocked(&Subject::Turn(uid.clone()), now) {
+        return Some(Decision { because: vec![because], wake: at, actions: Vec::new() });
+    }
+    let mut decision = close(turn, abandoned(now));
+    if state.request.is_some() {
+        let name = turn.metadata.name.clone().unwrap_or_default();
+        decision.actions.insert(0, Action::StopAsking { run: uid, turn: name });
+    }
+    Some(decision)
+}
+
+fn close(turn: &Arc<AgentTurn>, status: fairlead_crds::AgentTurnStatus) -> Decision {
+    Decision::act(Action::EndTurn { turn: Arc::clone(turn), status: Box::new(status) })
+}
