@@ -105,11 +105,17 @@ pub fn recv(socket: BorrowedFd<'_>, record: &mut [u8; RECORD_LEN]) -> io::Result
             Err(e) => return Err(e),
         }
     };
-    let received = take_fds(&control, message.msg_controllen as usize);
+    let received = take_fds(&control, control_len(&message));
     if message.msg_flags & libc::MSG_CTRUNC != 0 {
         return Err(io::ErrorKind::InvalidData.into());
     }
     Ok((len, received))
+}
+
+/// The C libraries differ in the type of this field.
+#[allow(clippy::unnecessary_cast, reason = "size_t with glibc, socklen_t with musl")]
+fn control_len(message: &libc::msghdr) -> usize {
+    message.msg_controllen as usize
 }
 
 fn empty_message(iov: &mut libc::iovec) -> libc::msghdr {

@@ -103,8 +103,7 @@ pub fn check(block: &[u8]) -> Option<Counts> {
     let (argc, envc, len) = (number(4), number(8), number(12));
     let strings = block.get(HEADER_LEN..)?;
     let fits = header[..4] == MAGIC
-        && argc >= 1
-        && argc <= COMMAND_MAX_STRINGS
+        && (1..=COMMAND_MAX_STRINGS).contains(&argc)
         && envc <= COMMAND_MAX_STRINGS - argc
         && strings.len() == len
         && strings.last() == Some(&0)

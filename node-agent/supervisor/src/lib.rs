@@ -14,3 +14,4 @@ mod slot_codec;
 pub mod step;
 pub mod sys;
 pub mod wire;
+mod wire_codec;

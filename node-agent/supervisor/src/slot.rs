@@ -174,7 +174,7 @@ pub enum Stream {
 
 impl Stream {
     /// Offset of the stream's ring in the slot file.
-    pub(crate) fn ring_offset(self) -> u64 {
+    pub fn ring_offset(self) -> u64 {
         (BLOCK_LEN * BLOCKS + RING_LEN * self as usize) as u64
     }
 }

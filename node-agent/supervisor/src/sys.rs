@@ -6,7 +6,10 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 /// Turns the -1 convention of libc into a `Result`.
-pub(crate) fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+///
+/// # Errors
+/// The current error number, if `result` is negative.
+pub fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 {
         Err(io::Error::last_os_error())
     } else {
@@ -15,7 +18,10 @@ pub(crate) fn check(result: libc::c_int) -> io::Result<libc::c_int> {
 }
 
 /// The same for calls that return a byte count.
-pub(crate) fn check_len(result: libc::ssize_t) -> io::Result<usize> {
+///
+/// # Errors
+/// The current error number, if `result` is negative.
+pub fn check_len(result: libc::ssize_t) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 

@@ -9,6 +9,24 @@ fn key(attempt: u32) -> Key {
     }
 }
 
+fn state() -> EntryState {
+    EntryState {
+        key: key(1),
+        pid: 4_000_000,
+        phase: EntryPhase::Refused,
+        wait_status: -1,
+        cause: Cause::Shutdown,
+        step: Some(Step::Exec),
+        errno: 2,
+        emptied: true,
+        drained: false,
+        deadline_reached: true,
+        spawned_ms: 1,
+        exited_ms: 2,
+        emptied_ms: u64::MAX,
+    }
+}
+
 #[test]
 fn requests_round_trip() {
     let spawn = Spawn {
@@ -43,21 +61,7 @@ fn requests_round_trip() {
 
 #[test]
 fn events_round_trip() {
-    let state = EntryState {
-        key: key(1),
-        pid: 4_000_000,
-        phase: EntryPhase::Refused,
-        wait_status: -1,
-        cause: Cause::Shutdown,
-        step: Some(Step::Exec),
-        errno: 2,
-        emptied: true,
-        drained: false,
-        deadline_reached: true,
-        spawned_ms: 1,
-        exited_ms: 2,
-        emptied_ms: u64::MAX,
-    };
+    let state = state();
     let exit = Exit {
         wait_status: 9,
         cause: Cause::Deadline,
