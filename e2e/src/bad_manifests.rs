@@ -1,0 +1,124 @@
+//! The bad manifests in `e2e/bad-manifests`: what must become of each, written at its head.
+//!
+//! A file is a few comment lines and one or more YAML documents:
+//!
+//! ```yaml
+//! # expect: refused              # or accepted-condition, or denied-call
+//! # says: spec.limits.maxTurns   # one line per part that the answer must contain: field, rule, fix
+//! # says: greater than or equal to 1
+//! apiVersion: …
+//! ```
+//!
+//! Only the last document is bad; those before it are applied first. A last document of the same kind and name as an
+//! earlier one is a change of it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+/// What must become of the last document of a bad manifest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expect {
+    /// The API server refuses it.
+    Refused,
+    /// It is stored, and its condition `Accepted` (of a Tool) becomes False with a message that says why.
+    AcceptedCondition,
+    /// It is stored, and the ToolExecution ends as `Denied` with a message that says why.
+    DeniedCall,
+}
+
+/// One bad manifest.
+#[derive(Clone, Debug)]
+pub struct BadManifest {
+    /// Name of the file, without `.yaml`.
+    pub name: String,
+    /// What must become of it.
+    pub expect: Expect,
+    /// Parts that the answer must contain: the field, the rule, the fix.
+    pub says: Vec<String>,
+    /// The documents, the bad one last.
+    pub documents: Vec<Value>,
+}
+
+impl BadManifest {
+    /// The bad document.
+    pub fn bad(&self) -> &Value {
+        self.documents.last().expect("a document")
+    }
+
+    /// The documents that are applied before it.
+    pub fn good(&self) -> &[Value] {
+        self.documents.split_last().map_or(&[], |(_, good)| good)
+    }
+
+    /// Whether the bad document changes a document before it.
+    pub fn is_change(&self) -> bool {
+        let id = |object: &Value| (object["kind"].clone(), object["metadata"]["name"].clone());
+        self.good().iter().any(|object| id(object) == id(self.bad()))
+    }
+}
+
+/// Every bad manifest, by name, those of the two large ones that are made here included.
+///
+/// # Panics
+/// When a file cannot be read or says nothing of what is expected.
+pub fn all() -> Vec<BadManifest> {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("bad-manifests");
+    let entries =
+        fs::read_dir(&directory).unwrap_or_else(|error| panic!("list {}: {error}", directory.display()));
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.expect("an entry").path()).collect();
+    paths.sort();
+    let mut all: Vec<BadManifest> = paths.iter().map(|path| read(path)).collect();
+    all.push(oversize_arguments());
+    all.sort_by(|a, b| a.name.cmp(&b.name));
+    all
+}
+
+fn read(path: &Path) -> BadManifest {
+    let shown = path.display();
+    let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("read {shown}: {error}"));
+    let head = |key: &str| -> Vec<String> {
+        let prefix = format!("# {key}: ");
+        text.lines()
+            .filter_map(|line| line.strip_prefix(&prefix))
+            .map(str::to_owned)
+            .collect()
+    };
+    let expect = match head("expect").as_slice() {
+        [word] if word == "refused" => Expect::Refused,
+        [word] if word == "accepted-condition" => Expect::AcceptedCondition,
+        [word] if word == "denied-call" => Expect::DeniedCall,
+        other => panic!("{shown}: `# expect:` says {other:?}"),
+    };
+    let parse = |document: &str| -> Value {
+        serde_saphyr::from_str(document).unwrap_or_else(|error| panic!("parse {shown}: {error}"))
+    };
+    let says = head("says");
+    assert!(!says.is_empty(), "{shown}: no `# says:`");
+    BadManifest {
+        name: path
+            .file_stem()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned(),
+        expect,
+        says,
+        documents: text.split("\n---\n").map(parse).collect(),
+    }
+}
+
+/// Arguments of 70,000 bytes: valid for the schema, and more than a call may have. Not a file, for its size.
+fn oversize_arguments() -> BadManifest {
+    let mut call = crate::execution("oversize-arguments");
+    call["spec"]["arguments"] = serde_json::json!({"text": "x".repeat(70_000)});
+    let mut tool = crate::tool("word");
+    tool["spec"]["inputSchema"] =
+        serde_json::json!({"type": "object", "properties": {"text": {"type": "string"}}});
+    BadManifest {
+        name: "execution-arguments-oversize".to_owned(),
+        expect: Expect::DeniedCall,
+        says: vec!["spec.arguments".to_owned(), "65536".to_owned()],
+        documents: vec![tool, call],
+    }
+}
