@@ -2,8 +2,10 @@
 //! same processes as `cargo xtask up` does. Blocking, and nothing here ships.
 
 pub mod cgroup;
+pub mod ci;
 pub mod cluster;
 pub mod control_plane;
+pub mod demo;
 pub mod generate;
 pub mod install;
 pub mod ledger;
@@ -12,6 +14,8 @@ pub mod process;
 pub mod programs;
 pub mod repo;
 pub mod stack;
+pub mod tidy;
+pub mod tools;
 pub mod up;
 pub mod wait;
 pub mod watchdog;

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
-use xtask::{generate, up};
+use xtask::{ci, demo, generate, tidy, up};
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "The repository's tools")]
@@ -19,12 +19,21 @@ enum Verb {
     Gen(generate::Gen),
     /// Stop and remove everything that `up` made
     Down,
+    /// From nothing to an answer: `up`, the quickstart, and the evidence that a tool ran
+    Demo(demo::Demo),
+    /// Check what the compiler cannot: arrows between crates, sizes, banned words
+    Tidy,
+    /// Run every tier of checks and tests
+    Ci(ci::Ci),
 }
 
 fn main() -> Result<()> {
     match Cli::parse().verb {
-        Verb::Up(options) => up::up(&options),
+        Verb::Up(options) => up::up(&options).map(drop),
         Verb::Gen(options) => generate::run(&options),
         Verb::Down => up::down(),
+        Verb::Demo(options) => demo::run(&options),
+        Verb::Tidy => tidy::run(),
+        Verb::Ci(options) => ci::run(&options),
     }
 }

@@ -39,20 +39,25 @@ impl Programs {
         for package in Self::PACKAGES {
             command.args(["--package", package]);
         }
-        let directory = match profile {
-            Profile::Debug => "debug",
-            Profile::Release => {
-                command.arg("--release");
-                "release"
-            }
-        };
+        if profile == Profile::Release {
+            command.arg("--release");
+        }
         let status = command.status().with_context(|| format!("start {command:?}"))?;
         if !status.success() {
             bail!("{command:?} failed with {status}");
         }
-        Ok(Self {
+        Ok(Self::there(profile))
+    }
+
+    /// The programs as an earlier [`Programs::build`] left them.
+    pub fn there(profile: Profile) -> Self {
+        let directory = match profile {
+            Profile::Debug => "debug",
+            Profile::Release => "release",
+        };
+        Self {
             dir: repo::target_dir().join(directory),
-        })
+        }
     }
 
     /// Path of the program called `name`.

@@ -44,8 +44,9 @@ pub fn groups() -> Result<Tree> {
 }
 
 /// Brings up what is missing and leaves it running: a control plane, the chart, an operator, and the
-/// nodes. What runs already is not touched. If it fails, what it started is ended again.
-pub fn up(up: &Up) -> Result<()> {
+/// nodes. What runs already is not touched. If it fails, what it started is ended again. Gives the time
+/// each step took.
+pub fn up(up: &Up) -> Result<Steps> {
     if !rustix::process::geteuid().is_root() {
         bail!("`up` makes control groups and PID namespaces, which needs root: run it as root");
     }
@@ -76,7 +77,7 @@ pub fn up(up: &Up) -> Result<()> {
     stack.detach()?;
     control_plane.detach()?;
     println!("export KUBECONFIG={}", dir.join("kubeconfig").display());
-    Ok(())
+    Ok(steps)
 }
 
 /// Installs the chart unless exactly this chart was installed here before.
@@ -164,18 +165,34 @@ fn lock(dir: &Path) -> Result<File> {
     }
 }
 
-/// Prints each step with the time it took.
-struct Steps {
+/// Prints each step with the time it took, and keeps both.
+#[derive(Debug)]
+pub struct Steps {
     last: Instant,
+    /// What was done and how long it took, in order.
+    pub taken: Vec<(String, Duration)>,
 }
 
 impl Steps {
-    fn new() -> Self {
-        Self { last: Instant::now() }
+    /// No step yet; the first one begins now.
+    pub fn new() -> Self {
+        Self {
+            last: Instant::now(),
+            taken: Vec::new(),
+        }
     }
 
-    fn done(&mut self, what: &str) {
-        println!("{:>7.1} s  {what}", self.last.elapsed().as_secs_f64());
+    /// A step has ended, and the next one begins.
+    pub fn done(&mut self, what: &str) {
+        let took = self.last.elapsed();
+        println!("{:>7.1} s  {what}", took.as_secs_f64());
+        self.taken.push((what.to_owned(), took));
         self.last = Instant::now();
+    }
+}
+
+impl Default for Steps {
+    fn default() -> Self {
+        Self::new()
     }
 }
