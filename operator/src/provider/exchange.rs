@@ -1,0 +1,273 @@
+//! One request over HTTP and the reading of its answer, within the provider's time limits.
+
+use super::answer::Answer;
+use super::error::{failure, of_status, of_transport};
+use super::sse::{SseFault, SseReader};
+use super::{ApiKey, chat};
+use fairlead_crds::{ModelProviderSpec, ProviderTimeouts};
+use fairlead_decide::model::{ModelError, ModelErrorKind, ModelRequest, ModelResponse};
+use http::{HeaderMap, HeaderValue, header};
+use reqwest::Response;
+use secrecy::ExposeSecret as _;
+use serde_json::Value;
+use std::time::Duration;
+use tokio::time::{Instant, timeout_at};
+
+/// Most bytes of an answer that comes whole; more than a turn holds, since JSON escapes and other members take room.
+pub const MAX_BODY_BYTES: usize = 4 * 1024 * 1024;
+/// Most bytes of an error's body that are read.
+const MAX_ERROR_BODY_BYTES: usize = 64 * 1024;
+/// Longest wait for the usage and the end of a stream after the model has said why it stopped.
+const TRAILER: Duration = Duration::from_secs(5);
+
+/// What the answer is held in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    Json,
+    Events,
+}
+
+/// Sends `request` to the chat completions endpoint of `provider` once and reads the answer.
+pub(super) async fn exchange(
+    client: &reqwest::Client,
+    provider: &ModelProviderSpec,
+    key: Option<&ApiKey>,
+    request: &ModelRequest,
+) -> Result<ModelResponse, ModelError> {
+    let body = chat::render(request, provider.stream)?;
+    let url = super::endpoint(provider).map_err(|fault| failure(ModelErrorKind::Refused, fault))?;
+    let mut outgoing = client.post(url).json(&body);
+    if let Some(authorization) = key.map(authorization).transpose()? {
+        outgoing = outgoing.header(header::AUTHORIZATION, authorization);
+    }
+    let started = Instant::now();
+    let clock = Clock::new(&provider.timeouts, started);
+    let response = clock.head(outgoing.send()).await?;
+    let status = response.status();
+    let headers = response.headers().clone();
+    let mut body = Body { response, clock };
+    if !status.is_success() {
+        let text = body.read_error().await;
+        return Err(of_status(status, &headers, &text));
+    }
+    let (answer, first) = read_answer(&mut body, &headers).await?;
+    let mut made = answer.into_response()?;
+    let named = ["x-request-id", "request-id"].iter().find_map(|name| headers.get(*name)?.to_str().ok());
+    if let Some(id) = named.filter(|id| !id.is_empty() && id.len() <= 256) {
+        made.request_id = Some(id.to_owned());
+    }
+    made.first_delta_millis = first.map(|first| millis(first - started));
+    made.latency_millis = millis(started.elapsed());
+    Ok(made)
+}
+
+pub(super) fn millis(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
+}
+
+fn authorization(key: &ApiKey) -> Result<HeaderValue, ModelError> {
+    // A line end behind the key is the commonest mistake in making a Secret.
+    let mut value = HeaderValue::from_str(&format!("Bearer {}", key.expose_secret().trim())).map_err(|_| {
+        failure(
+            ModelErrorKind::SecretNotReadable,
+            "the key in the Secret that spec.credentials names holds a character that no HTTP header can; write the Secret again",
+        )
+    })?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+/// Reads a successful answer; with it, when its first piece came.
+async fn read_answer(body: &mut Body, headers: &HeaderMap) -> Result<(Answer, Option<Instant>), ModelError> {
+    let declared = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
+    let mut form = if declared.starts_with("text/event-stream") {
+        Some(Form::Events)
+    } else if declared.contains("json") {
+        Some(Form::Json)
+    } else {
+        None
+    };
+    let mut answer = Answer::default();
+    let mut whole = Vec::new();
+    let mut reader = SseReader::default();
+    let mut first = None;
+    loop {
+        let begun = answer.begun() || !whole.is_empty();
+        let chunk = match body.next(begun, answer.finished()).await? {
+            Next::Bytes(chunk) => chunk,
+            Next::Over => break,
+        };
+        let form = *form.get_or_insert_with(|| {
+            let begins = chunk.iter().find(|byte| !byte.is_ascii_whitespace());
+            if begins == Some(&b'{') { Form::Json } else { Form::Events }
+        });
+        match form {
+            Form::Json => {
+                first.get_or_insert_with(Instant::now);
+                whole.extend_from_slice(&chunk);
+                if whole.len() > MAX_BODY_BYTES {
+                    return Err(too_large(format!("the answer has more than {MAX_BODY_BYTES} bytes")));
+                }
+            }
+            Form::Events => {
+                let mut events = Vec::new();
+                let read = reader.push(&chunk, &mut events);
+                if absorb_events(&mut answer, &mut first, &events)? {
+                    return Ok((answer, first));
+                }
+                read.map_err(|fault| of_sse(fault, &answer))?;
+            }
+        }
+    }
+    if form == Some(Form::Json) {
+        let value: Value = serde_json::from_slice(&whole).map_err(|error| protocol(&format!("no JSON: {error}"), true))?;
+        answer.absorb(&value)?;
+        return Ok((answer, first));
+    }
+    let mut events = Vec::new();
+    reader.finish(&mut events).map_err(|fault| of_sse(fault, &answer))?;
+    let done = absorb_events(&mut answer, &mut first, &events)?;
+    if done || answer.finished() {
+        return Ok((answer, first));
+    }
+    Err(ModelError {
+        answer_begun: answer.begun(),
+        ..failure(ModelErrorKind::Timeout, "the connection ended before the answer was complete")
+    })
+}
+
+/// Takes events in; true when the stream says that it is done.
+fn absorb_events(answer: &mut Answer, first: &mut Option<Instant>, events: &[String]) -> Result<bool, ModelError> {
+    for event in events {
+        let data = event.trim();
+        if data == "[DONE]" {
+            return Ok(true);
+        }
+        if data.is_empty() {
+            continue;
+        }
+        let value: Value = serde_json::from_str(data)
+            .map_err(|error| protocol(&format!("an event of the stream is no JSON: {error}"), answer.begun()))?;
+        answer.absorb(&value)?;
+        if answer.begun() {
+            first.get_or_insert_with(Instant::now);
+        }
+    }
+    Ok(false)
+}
+
+fn protocol(detail: &str, begun: bool) -> ModelError {
+    ModelError {
+        answer_begun: begun,
+        ..failure(ModelErrorKind::Protocol, format!("the answer cannot be read: {detail}"))
+    }
+}
+
+fn too_large(message: String) -> ModelError {
+    ModelError { answer_begun: true, ..failure(ModelErrorKind::TooLarge, message) }
+}
+
+fn of_sse(fault: SseFault, answer: &Answer) -> ModelError {
+    match fault {
+        SseFault::TooLarge => too_large(format!("an event of the stream has more than {} bytes", super::sse::MAX_EVENT_BYTES)),
+        SseFault::NotUtf8 => protocol("an event of the stream is not UTF-8", answer.begun()),
+    }
+}
+
+/// The time limits of one try.
+struct Clock {
+    idle: Duration,
+    idle_seconds: i64,
+    first_byte: Instant,
+    first_byte_seconds: i64,
+    end: Instant,
+    total_seconds: i64,
+}
+
+/// `seconds` of a field, never less than one.
+pub(super) fn seconds(seconds: i64) -> Duration {
+    Duration::from_secs(u64::try_from(seconds.max(1)).unwrap_or(1))
+}
+
+impl Clock {
+    fn new(limits: &ProviderTimeouts, started: Instant) -> Self {
+        Self {
+            idle: seconds(limits.idle_seconds),
+            idle_seconds: limits.idle_seconds,
+            first_byte: started + seconds(limits.first_byte_seconds),
+            first_byte_seconds: limits.first_byte_seconds,
+            end: started + seconds(limits.total_seconds),
+            total_seconds: limits.total_seconds,
+        }
+    }
+
+    /// Waits for the head of the answer.
+    async fn head(
+        &self,
+        sent: impl Future<Output = Result<Response, reqwest::Error>>,
+    ) -> Result<Response, ModelError> {
+        match timeout_at(self.first_byte.min(self.end), sent).await {
+            Ok(sent) => sent.map_err(of_transport),
+            Err(_) if self.end <= self.first_byte => Err(self.whole()),
+            Err(_) => Err(failure(
+                ModelErrorKind::Timeout,
+                format!("no answer within spec.timeouts.firstByteSeconds ({} s)", self.first_byte_seconds),
+            )),
+        }
+    }
+
+    fn whole(&self) -> ModelError {
+        failure(
+            ModelErrorKind::Timeout,
+            format!("the answer was not complete within spec.timeouts.totalSeconds ({} s)", self.total_seconds),
+        )
+    }
+}
+
+/// The rest of an answer.
+struct Body {
+    response: Response,
+    clock: Clock,
+}
+
+enum Next {
+    Bytes(Vec<u8>),
+    Over,
+}
+
+impl Body {
+    /// The next bytes. `begun` is told in an error; once the answer is `finished`, whatever ends the stream is its end.
+    async fn next(&mut self, begun: bool, finished: bool) -> Result<Next, ModelError> {
+        let idle = Instant::now() + if finished { self.clock.idle.min(TRAILER) } else { self.clock.idle };
+        let fault = match timeout_at(idle.min(self.clock.end), self.response.chunk()).await {
+            Ok(Ok(Some(bytes))) => return Ok(Next::Bytes(bytes.to_vec())),
+            Ok(Ok(None)) => return Ok(Next::Over),
+            Ok(Err(error)) => failure(
+                ModelErrorKind::Timeout,
+                format!(
+                    "the connection broke before the answer was complete: {}",
+                    super::error::causes(&error.without_url())
+                ),
+            ),
+            Err(_) if self.clock.end <= idle => self.clock.whole(),
+            Err(_) => failure(
+                ModelErrorKind::Timeout,
+                format!("no byte of the answer within spec.timeouts.idleSeconds ({} s)", self.clock.idle_seconds),
+            ),
+        };
+        if finished { Ok(Next::Over) } else { Err(ModelError { answer_begun: begun, ..fault }) }
+    }
+
+    /// As much of an error's body as comes in time.
+    async fn read_error(&mut self) -> Vec<u8> {
+        let mut text = Vec::new();
+        while let Ok(Next::Bytes(bytes)) = self.next(false, false).await {
+            text.extend_from_slice(&bytes);
+            if text.len() >= MAX_ERROR_BODY_BYTES {
+                text.truncate(MAX_ERROR_BODY_BYTES);
+                break;
+            }
+        }
+        text
+    }
+}
