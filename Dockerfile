@@ -5,7 +5,7 @@
 
 # On Alpine the host's own target is musl, so that cargo links statically without a cross compiler.
 FROM docker.io/library/rust:1.95.0-alpine AS build
-# aws-lc-sys is C, built by cc; its assembler needs perl nowhere, its bindings come with it.
+# aws-lc-sys compiles C and assembly with cc.
 RUN apk add --no-cache build-base linux-headers
 WORKDIR /src
 COPY . .
@@ -19,6 +19,8 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,targe
 
 # The operator needs nothing but itself: no shell, no libc, no user database.
 FROM scratch AS operator
+# Model providers speak TLS with certificates of public authorities.
+COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
 COPY --from=build /out/fairlead-operator /usr/local/bin/fairlead-operator
 USER 65532:65532
 ENTRYPOINT ["/usr/local/bin/fairlead-operator"]

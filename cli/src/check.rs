@@ -18,8 +18,6 @@ use kube::Api;
 use kube::api::ListParams;
 use std::time::Duration;
 
-/// Label that helm charts put on what they install, with the chart's name.
-const CHART: &str = "app.kubernetes.io/name=fairlead";
 /// How long a Lease that looks old by our clock is watched before it is called old: clocks differ, and an agent renews
 /// every 10 s.
 const OBSERVE: Duration = Duration::from_secs(12);
@@ -62,8 +60,8 @@ async fn crds(target: &Target) -> Vec<Finding> {
 async fn policies(target: &Target) -> Vec<Finding> {
     let policies: Api<ValidatingAdmissionPolicy> = Api::all(target.client.clone());
     let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(target.client.clone());
-    let (all, chart) = (ListParams::default(), ListParams::default().labels(CHART));
-    let (policies, bindings) = match tokio::join!(policies.list(&chart), bindings.list(&all)) {
+    let all = ListParams::default();
+    let (policies, bindings) = match tokio::join!(policies.list(&all), bindings.list(&all)) {
         (Ok(policies), Ok(bindings)) => (policies, bindings),
         (Err(error), _) => {
             return vec![Finding::not_readable(

@@ -1,7 +1,7 @@
 //! What a check of the installation found, from what was read to lines.
 
 use crate::text::{Paint, Tone};
-use fairlead_crds::names::{LEADER_LEASE, node_lease};
+use fairlead_crds::names::{ADMISSION_POLICIES, LEADER_LEASE, node_lease};
 use fairlead_crds::{CRD_REVISION, CRD_REVISION_ANNOTATION};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -163,32 +163,28 @@ pub fn crd(name: &str, there: &[CustomResourceDefinition]) -> Finding {
     }
 }
 
-/// The chart's admission policies are there, and each has a binding that denies.
+/// Every admission policy of the chart is there, and has a binding that denies.
 ///
-/// `policies` are names of policies of this installation, `bound` the policies that a binding with action Deny names.
-pub fn policies(policies: &[String], bound: &[String]) -> Vec<Finding> {
-    let fix = "upgrade the chart: without its policies rights that RBAC cannot express are not enforced";
-    if policies.is_empty() {
-        return vec![Finding::fail(
-            "admission policies",
-            "none of this installation is there",
-            fix,
-        )];
-    }
+/// `there` are the policies of the cluster, `bound` the policies that a binding with action Deny names.
+pub fn policies(there: &[String], bound: &[String]) -> Vec<Finding> {
+    let fix =
+        "install or upgrade the chart: without its policies rights that RBAC cannot express are not enforced";
     let mut findings = Vec::new();
-    for policy in policies {
-        if !bound.contains(policy) {
-            findings.push(Finding::fail(
-                format!("admission policy {policy}"),
-                "no binding denies by it",
-                fix,
-            ));
-        }
+    for policy in ADMISSION_POLICIES {
+        let seen = match (
+            there.iter().any(|name| name == policy),
+            bound.iter().any(|name| name == policy),
+        ) {
+            (true, true) => continue,
+            (true, false) => "no binding denies by it",
+            (false, _) => "not there",
+        };
+        findings.push(Finding::fail(format!("admission policy {policy}"), seen, fix));
     }
     if findings.is_empty() {
         findings.push(Finding::ok(
             "admission policies",
-            format!("{} in force: {}", policies.len(), policies.join(", ")),
+            format!("all {} are in force", ADMISSION_POLICIES.len()),
         ));
     }
     findings
