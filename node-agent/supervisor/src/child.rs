@@ -121,11 +121,23 @@ fn session(_: &Plan<'_>) -> Outcome {
     done(libc::c_long::from(unsafe { libc::setsid() }))
 }
 
-/// Handlers went with the clone flag or are none; what our parents ignored would stay ignored.
+/// Handlers went with the clone flag or are none; what our parents ignored would stay ignored. By plain
+/// system call: the C library refuses the two signals it keeps for itself, which may be ignored too.
 fn signals(_: &Plan<'_>) -> Outcome {
+    // The kernel's own structure, all zeros: default action, no flags, no mask (rt_sigaction(2)).
+    let default = [0u64; 4];
     for signal in 1..=LAST_SIGNAL {
-        // SAFETY: the default action is no code of ours. KILL, STOP and the C library's own refuse.
-        unsafe { libc::signal(signal, libc::SIG_DFL) };
+        let none = std::ptr::null_mut::<u64>();
+        // SAFETY: `default` is as long as the structure; no old action is asked for. KILL and STOP refuse.
+        unsafe {
+            libc::syscall(
+                libc::SYS_rt_sigaction,
+                signal,
+                default.as_ptr(),
+                none,
+                size_of::<u64>(),
+            )
+        };
     }
     // SAFETY: sigset_t is plain data; sigemptyset makes it a valid empty set.
     let mut none: libc::sigset_t = unsafe { std::mem::zeroed() };

@@ -81,6 +81,9 @@ impl Supervisor {
             log::info(format_args!("agent {agent_pid} said hello"));
             return;
         }
+        if !running.hello && request == Request::Heartbeat {
+            return;
+        }
         if !running.hello {
             return log::warn(format_args!("request before Hello is ignored"));
         }

@@ -158,18 +158,17 @@ impl Groups {
         reclaim(&root, Some(&supervisor));
         let payload = root.child(&format!("payload-{epoch}"));
         Group::create(payload.path()).map_err(io::Error::other)?;
-        for group in [&root, &payload] {
-            match group.enable_controllers() {
-                Ok(missing) if missing.is_empty() => {}
-                Ok(missing) => {
-                    let path = group.path().display();
-                    log::warn(format_args!(
-                        "no {} controller below {path}: those limits cannot be set",
-                        missing.join(", ")
-                    ));
-                }
-                Err(e) => log::warn(format_args!("{e}: limits of that kind cannot be set")),
-            }
+        if let Err(e) = root.enable_controllers() {
+            log::warn(format_args!("{e}"));
+        }
+        match payload.enable_controllers() {
+            Ok(missing) if missing.is_empty() => {}
+            Ok(missing) => log::warn(format_args!(
+                "no {} controller below {}: those limits cannot be set",
+                missing.join(", "),
+                payload.path().display()
+            )),
+            Err(e) => log::warn(format_args!("{e}: limits of that kind cannot be set")),
         }
         reserve(&root, &payload, "memory.max", MEMORY_RESERVE);
         reserve(&root, &payload, "pids.max", PIDS_RESERVE);
