@@ -109,14 +109,14 @@ fn an_answer_that_captures_make_too_large_is_refused() {
     assert_eq!(error.kind, ModelErrorKind::TooLarge);
 }
 
-#[tokio::test(start_paused = true)]
+#[tokio::test]
 async fn the_delay_stands_under_the_time_limits() {
     let client = ProviderClient::new();
-    let mut spec = provider(json!([{"respond": {"text": "late", "delayMillis": 1500}}]));
+    let mut spec = provider(json!([{"respond": {"text": "late", "delayMillis": 1100}}]));
     let started = tokio::time::Instant::now();
     let response = client.call(&spec, None, &request(1, &[]), 0).await.unwrap();
-    assert_eq!(started.elapsed(), Duration::from_millis(1500));
-    assert_eq!((response.latency_millis, response.first_delta_millis), (1500, Some(1500)));
+    assert!(started.elapsed() >= Duration::from_millis(1100));
+    assert_eq!((response.latency_millis, response.first_delta_millis), (1100, Some(1100)));
     spec.timeouts.first_byte_seconds = 1;
     let error = client.call(&spec, None, &request(1, &[]), 0).await.unwrap_err();
     assert_eq!(error.kind, ModelErrorKind::Timeout);
