@@ -159,7 +159,7 @@ pub struct ScriptStep {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ScriptWhen {
-    /// Number of the turn, from 1.
+    /// Number of the turn. 1 to 1,000; any turn by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1000))]
     pub turn: Option<i64>,
@@ -228,7 +228,7 @@ pub struct ScriptedError {
     /// HTTP status. 400 to 599; required.
     #[schemars(range(min = 400, max = 599))]
     pub status: i32,
-    /// Seconds of the Retry-After header; none by default.
+    /// Seconds of the Retry-After header. 0 to 3,600; no header by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 3600))]
     pub retry_after_seconds: Option<i64>,
