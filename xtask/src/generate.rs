@@ -39,7 +39,10 @@ const OWNED: [&str; 2] = ["crds/yaml", "charts/fairlead/templates/crds"];
 /// # Errors
 /// When an object cannot be written as YAML.
 pub fn files() -> Result<Vec<Generated>> {
-    let mut files = Vec::new();
+    let mut files = vec![Generated {
+        path: "docs/kinds.md".into(),
+        content: crate::kinds_page::page(&fairlead_crds::all_crds())?,
+    }];
     for crd in fairlead_crds::all_crds() {
         let name = format!("{}.yaml", crd.spec.names.plural);
         let header = format!("# Made by `{COMMAND}` from the types in crds/src. Do not edit.\n");

@@ -8,6 +8,7 @@ pub mod control_plane;
 pub mod demo;
 pub mod generate;
 pub mod install;
+pub mod kinds_page;
 pub mod ledger;
 pub mod ports;
 pub mod process;
