@@ -142,6 +142,8 @@ pub struct ToolOffer {
 
 /// Sets of built-in tools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+// Without this the schema of an optional field shows this type's sentence in place of the field's own.
+#[schemars(description = "")]
 pub enum Builtin {
     /// Looking at, waiting for and cancelling the run's own executions.
     Executions,
@@ -177,6 +179,8 @@ impl Default for RunLimits {
 
 /// What an author may ask of a live object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+// Without this the schema of an optional field shows this type's sentence in place of the field's own.
+#[schemars(description = "")]
 pub enum DesiredState {
     /// Stop, verify that nothing is left, and end as Cancelled.
     Cancelled,
