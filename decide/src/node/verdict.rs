@@ -1,0 +1,237 @@
+//! How an attempt ended: phase, reason, fault and outcome from the recorded facts.
+
+use super::attempt::is_cancelled;
+use super::types::*;
+use super::world::{Attempt, Process};
+use fairlead_crds::conditions::reason;
+use fairlead_crds::{ErrorClass, ExecutionPhase, Outcome, PLAN_VERSION, ToolExecution};
+
+/// The end of an attempt in words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Verdict {
+    pub(super) phase: ExecutionPhase,
+    pub(super) reason: &'static str,
+    pub(super) message: String,
+    pub(super) class: Option<ErrorClass>,
+    pub(super) outcome: Outcome,
+    /// Whether this node can say that nothing of it is left.
+    pub(super) looked: bool,
+}
+
+impl Verdict {
+    fn failed(reason: &'static str, outcome: Outcome, message: impl Into<String>) -> Self {
+        Self {
+            phase: ExecutionPhase::Failed,
+            reason,
+            message: message.into(),
+            class: Some(ErrorClass::Local),
+            outcome,
+            looked: true,
+        }
+    }
+
+    fn unseen(mut self) -> Self {
+        self.looked = false;
+        self
+    }
+}
+
+/// The end of an attempt that must not be started, if it must not.
+pub(super) fn before_the_start(node: &Node, object: &ToolExecution) -> Option<Verdict> {
+    let binding = object.spec.binding.as_ref()?;
+    if binding.incarnation != node.incarnation {
+        let message = format!(
+            "bound to incarnation {} of node {}, which is now {}: whether it ran is not known",
+            binding.incarnation, node.name, node.incarnation
+        );
+        return Some(Verdict::failed(reason::OTHER_INCARNATION, Outcome::Unknown, message).unseen());
+    }
+    if object.status.as_ref().and_then(|status| status.phase) == Some(ExecutionPhase::Running) {
+        let message = "it ran, but its record on the node is gone: how it ended is not known";
+        return Some(Verdict::failed(reason::SUPERVISION_LOST, Outcome::Unknown, message).unseen());
+    }
+    if is_cancelled(object) {
+        return Some(Verdict {
+            phase: ExecutionPhase::Cancelled,
+            class: None,
+            ..Verdict::failed(
+                reason::CANCELLED,
+                Outcome::NotStarted,
+                "cancelled before it was started",
+            )
+        });
+    }
+    if binding.plan_version > PLAN_VERSION {
+        let message = format!(
+            "the plan has version {}, and this node agent knows up to {PLAN_VERSION}: upgrade the node agent",
+            binding.plan_version
+        );
+        return Some(Verdict::failed(
+            reason::PLAN_VERSION,
+            Outcome::NotStarted,
+            message,
+        ));
+    }
+    None
+}
+
+/// The end of an attempt that was begun and of which nothing runs any more.
+pub(super) fn at_the_end(object: &ToolExecution, attempt: &Attempt) -> Verdict {
+    let process = &attempt.process;
+    if let Some(failure) = &process.start_failed {
+        let mut verdict = Verdict::failed(failure.reason, Outcome::NotStarted, failure.message.clone());
+        verdict.class = Some(failure.class);
+        return verdict;
+    }
+    if let Some(refused) = &process.refused {
+        return not_started(object, refused);
+    }
+    if was_timed_out(process) {
+        let seconds = object
+            .spec
+            .binding
+            .as_ref()
+            .map_or(0, |binding| binding.plan.timeouts.hard_seconds);
+        let message = format!("stopped by its hard timeout of {seconds} s");
+        let verdict = Verdict::failed(reason::HARD_TIMEOUT, Outcome::Unknown, message);
+        return Verdict {
+            phase: ExecutionPhase::TimedOut,
+            ..verdict
+        };
+    }
+    if was_cancelled(object, process) {
+        let verdict = Verdict::failed(reason::CANCELLED, Outcome::Unknown, "cancelled while it ran");
+        return Verdict {
+            phase: ExecutionPhase::Cancelled,
+            class: None,
+            ..verdict
+        };
+    }
+    let Some(exit) = process.exited.filter(|_| !process.lost) else {
+        return Verdict::failed(reason::SUPERVISION_LOST, Outcome::Unknown, lost_message(process));
+    };
+    let message = match exit.cause {
+        Cause::AgentLost => "killed, since the node agent was away for too long",
+        Cause::Shutdown => "killed, since the node's supervisor was stopped",
+        Cause::Requested => "killed by the node agent",
+        Cause::None | Cause::Deadline => return by_itself(attempt, exit),
+    };
+    Verdict::failed(reason::SUPERVISION_LOST, Outcome::Unknown, message)
+}
+
+fn lost_message(process: &Process) -> String {
+    match (process.spawned, process.kill_at) {
+        (_, Some(_)) => "killed, but its end was not seen".to_owned(),
+        (Some(_), None) => "the node's supervisor ended while it ran".to_owned(),
+        (None, None) => "the node's supervisor ended while it was being started".to_owned(),
+    }
+}
+
+fn not_started(object: &ToolExecution, refused: &Refused) -> Verdict {
+    if is_cancelled(object) {
+        let verdict = Verdict::failed(
+            reason::CANCELLED,
+            Outcome::NotStarted,
+            "cancelled before it was started",
+        );
+        return Verdict {
+            phase: ExecutionPhase::Cancelled,
+            class: None,
+            ..verdict
+        };
+    }
+    let error = match refused.errno {
+        0 => "the process ended there".to_owned(),
+        errno => std::io::Error::from_raw_os_error(errno).to_string(),
+    };
+    let message = format!("the command could not be started: step {}: {error}", refused.step);
+    Verdict::failed(reason::START_FAILED, Outcome::NotStarted, message)
+}
+
+fn was_timed_out(process: &Process) -> bool {
+    match process.exited {
+        Some(exit) => {
+            let before = process
+                .deadline_reached
+                .is_some_and(|at| at.boot_ms <= exit.at.boot_ms);
+            exit.cause == Cause::Deadline || (before && exit.cause == Cause::None)
+        }
+        None => process.deadline_reached.is_some(),
+    }
+}
+
+/// A leader that ended with code 0 before it was told to stop has completed all the same.
+fn was_cancelled(object: &ToolExecution, process: &Process) -> bool {
+    if !is_cancelled(object) {
+        return false;
+    }
+    let told = process.term_at.into_iter().chain(process.kill_at).min();
+    match process.exited {
+        None => told.is_some(),
+        Some(exit) if exit.cause == Cause::Requested => true,
+        Some(exit) => match told {
+            Some(at) => at <= exit.at.boot_ms,
+            // After a restart nobody remembers that it was told.
+            None => matches!(exit.wait, Wait::Signal(SIGTERM | SIGKILL)) && exit.cause == Cause::None,
+        },
+    }
+}
+
+const SIGHUP: i32 = 1;
+const SIGINT: i32 = 2;
+const SIGKILL: i32 = 9;
+const SIGTERM: i32 = 15;
+
+fn by_itself(attempt: &Attempt, exit: Exit) -> Verdict {
+    let leftovers = if attempt.process.leftovers {
+        "; processes it left behind were killed"
+    } else {
+        ""
+    };
+    let oom_kills = attempt
+        .collected
+        .as_ref()
+        .map_or(0, |collected| collected.oom_kills);
+    match exit.wait {
+        Wait::Code(0) => Verdict {
+            phase: ExecutionPhase::Succeeded,
+            reason: if attempt.process.leftovers {
+                reason::LEFTOVER_KILLED
+            } else {
+                reason::COMPLETED
+            },
+            message: format!("exit code 0{leftovers}"),
+            class: None,
+            outcome: Outcome::Completed,
+            looked: true,
+        },
+        _ if oom_kills > 0 => {
+            let message =
+                format!("the kernel killed {oom_kills} of its processes at the memory limit{leftovers}");
+            Verdict::failed(reason::OUT_OF_MEMORY, Outcome::Unknown, message)
+        }
+        Wait::Code(code) => {
+            let message = format!("exit code {code}{leftovers}");
+            let verdict = Verdict::failed(reason::NON_ZERO_EXIT, Outcome::Completed, message);
+            Verdict {
+                class: None,
+                ..verdict
+            }
+        }
+        Wait::Signal(signal) => {
+            // These come from outside; a program that crashed has come to an end of its own.
+            let from_outside = matches!(signal, SIGHUP | SIGINT | SIGKILL | SIGTERM);
+            let outcome = if from_outside {
+                Outcome::Unknown
+            } else {
+                Outcome::Completed
+            };
+            let message = format!("ended by signal {signal}{leftovers}");
+            let verdict = Verdict::failed(reason::SIGNALLED, outcome, message);
+            Verdict {
+                class: None,
+                ..verdict
+            }
+        }
+    }
+}

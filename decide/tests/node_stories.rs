@@ -1,0 +1,542 @@
+//! One story per way an execution can go.
+
+mod node_toy;
+
+use fairlead_crds::conditions::{kind, reason};
+use fairlead_crds::*;
+use fairlead_decide::node::*;
+use node_toy::*;
+
+fn after(script: Script, ms: u64, then: impl FnOnce(&mut Toy)) -> Toy {
+    let mut toy = Toy::new();
+    toy.add(execution("u1"), script);
+    toy.run_until(toy.now + ms);
+    then(&mut toy);
+    toy.run_until(toy.now + 300_000);
+    toy.oracle();
+    toy
+}
+
+fn ended(toy: &Toy) -> (ExecutionPhase, String, Outcome) {
+    let status = toy.status("u1");
+    (
+        status.phase.unwrap(),
+        status.reason.unwrap(),
+        status.outcome.unwrap(),
+    )
+}
+
+#[test]
+fn a_short_execution_costs_exactly_one_status_write() {
+    let toy = after(Script::default(), 0, |_| {});
+    assert_eq!(toy.writes["u1"], [Level::Final]);
+    assert_eq!(toy.reads, 0);
+    let status = toy.status("u1");
+    assert_eq!(status.phase, Some(ExecutionPhase::Succeeded));
+    assert_eq!(status.cleanup, Some(Cleanup::Confirmed));
+    assert!(conditions::is_true(&status.conditions, kind::SUCCEEDED));
+    assert!(conditions::is_true(&status.conditions, kind::CLEANED_UP));
+    let usage = status.usage.unwrap();
+    assert_eq!((usage.wall_millis, usage.queued_millis), (10, Some(40)));
+    assert_eq!(status.attempts.len(), 1);
+    assert_eq!(status.isolation.unwrap().group.unwrap(), "payload-1/tx-u1-1");
+    assert!(
+        toy.runs.is_empty(),
+        "an execution without a run gives its directory back at its end"
+    );
+}
+
+#[test]
+fn a_long_one_is_said_to_run_once_and_the_end_repeats_it() {
+    let toy = after(
+        Script {
+            runs_ms: 5_000,
+            ..Script::default()
+        },
+        0,
+        |_| {},
+    );
+    assert_eq!(toy.writes["u1"], [Level::Running, Level::Final]);
+    assert!(toy.status("u1").start_time.is_some());
+}
+
+#[test]
+fn exit_codes_and_signals_are_told_apart() {
+    let of = |exit| {
+        ended(&after(
+            Script {
+                exit,
+                ..Script::default()
+            },
+            0,
+            |_| {},
+        ))
+    };
+    use ExecutionPhase::Failed;
+    assert_eq!(
+        of(Wait::Code(3)),
+        (Failed, reason::NON_ZERO_EXIT.into(), Outcome::Completed)
+    );
+    assert_eq!(
+        of(Wait::Code(137)),
+        (Failed, reason::NON_ZERO_EXIT.into(), Outcome::Completed)
+    );
+    assert_eq!(
+        of(Wait::Signal(11)),
+        (Failed, reason::SIGNALLED.into(), Outcome::Completed)
+    );
+    assert_eq!(
+        of(Wait::Signal(9)),
+        (Failed, reason::SIGNALLED.into(), Outcome::Unknown)
+    );
+}
+
+#[test]
+fn the_hard_timeout_ends_it_with_an_unknown_outcome() {
+    for obeys_term in [true, false] {
+        let toy = after(
+            Script {
+                runs_ms: 1_000_000,
+                obeys_term,
+                ..Script::default()
+            },
+            0,
+            |_| {},
+        );
+        assert_eq!(
+            ended(&toy),
+            (
+                ExecutionPhase::TimedOut,
+                reason::HARD_TIMEOUT.into(),
+                Outcome::Unknown
+            )
+        );
+    }
+}
+
+#[test]
+fn a_cancel_is_polite_first_and_written_when_nothing_is_left() {
+    for (obeys_term, signal) in [(true, 15), (false, 9)] {
+        let script = Script {
+            runs_ms: 1_000_000,
+            obeys_term,
+            ..Script::default()
+        };
+        let toy = after(script, 2_000, |toy| toy.cancel("u1"));
+        assert_eq!(
+            ended(&toy),
+            (
+                ExecutionPhase::Cancelled,
+                reason::CANCELLED.into(),
+                Outcome::Unknown
+            )
+        );
+        assert_eq!(toy.status("u1").result.unwrap().signal, Some(signal));
+    }
+}
+
+#[test]
+fn a_cancel_before_the_start_starts_nothing() {
+    let mut toy = Toy::new();
+    let mut object = execution("u1");
+    object.spec.desired_state = serde_json::from_value("Cancelled".into()).unwrap();
+    toy.add(object, Script::default());
+    toy.run_until(5_000);
+    assert_eq!(
+        ended(&toy),
+        (
+            ExecutionPhase::Cancelled,
+            reason::CANCELLED.into(),
+            Outcome::NotStarted
+        )
+    );
+    assert!(toy.started.is_empty());
+}
+
+#[test]
+fn descendants_have_a_grace_that_output_renews_and_the_hard_timeout_bounds() {
+    let quiet = after(
+        Script {
+            descendants_ms: 100_000,
+            ..Script::default()
+        },
+        0,
+        |_| {},
+    );
+    assert_eq!(
+        ended(&quiet),
+        (
+            ExecutionPhase::Succeeded,
+            reason::LEFTOVER_KILLED.into(),
+            Outcome::Completed
+        )
+    );
+    let short = after(
+        Script {
+            descendants_ms: 2_000,
+            ..Script::default()
+        },
+        0,
+        |_| {},
+    );
+    assert_eq!(ended(&short).1, reason::COMPLETED);
+    let chatty = after(
+        Script {
+            descendants_ms: 20_000,
+            chatty: true,
+            ..Script::default()
+        },
+        0,
+        |_| {},
+    );
+    assert_eq!(ended(&chatty).1, reason::COMPLETED, "it wrote all the while");
+    let endless = after(
+        Script {
+            descendants_ms: 900_000,
+            chatty: true,
+            obeys_term: false,
+            ..Script::default()
+        },
+        0,
+        |_| {},
+    );
+    assert_eq!(
+        ended(&endless).0,
+        ExecutionPhase::Succeeded,
+        "the leader's own end stands"
+    );
+}
+
+#[test]
+fn another_incarnation_is_not_started_and_its_outcome_is_unknown() {
+    let mut toy = Toy::new();
+    let mut object = execution("u1");
+    object.spec.binding.as_mut().unwrap().incarnation = "other".into();
+    toy.add(object, Script::default());
+    toy.run_until(5_000);
+    assert_eq!(
+        ended(&toy),
+        (
+            ExecutionPhase::Failed,
+            reason::OTHER_INCARNATION.into(),
+            Outcome::Unknown
+        )
+    );
+    assert_eq!(toy.status("u1").cleanup, Some(Cleanup::Unconfirmed));
+    assert!(toy.started.is_empty());
+}
+
+#[test]
+fn a_newer_plan_is_refused() {
+    let mut toy = Toy::new();
+    let mut object = execution("u1");
+    object.spec.binding.as_mut().unwrap().plan_version = 2;
+    toy.add(object, Script::default());
+    toy.run_until(5_000);
+    assert_eq!(
+        ended(&toy),
+        (
+            ExecutionPhase::Failed,
+            reason::PLAN_VERSION.into(),
+            Outcome::NotStarted
+        )
+    );
+    assert!(toy.started.is_empty());
+}
+
+#[test]
+fn what_is_bound_elsewhere_is_not_touched() {
+    let mut toy = Toy::new();
+    let mut object = execution("u1");
+    object.spec.binding.as_mut().unwrap().node_name = "node-1".into();
+    toy.add(object, Script::default());
+    toy.run_until(50_000);
+    assert!(toy.started.is_empty() && toy.writes.is_empty() && toy.world.attempts.is_empty());
+}
+
+#[test]
+fn a_start_that_fails_says_why() {
+    let refused = after(
+        Script {
+            refused: true,
+            ..Script::default()
+        },
+        0,
+        |_| {},
+    );
+    assert_eq!(
+        ended(&refused),
+        (
+            ExecutionPhase::Failed,
+            reason::START_FAILED.into(),
+            Outcome::NotStarted
+        )
+    );
+    assert!(
+        refused
+            .status("u1")
+            .message
+            .unwrap()
+            .contains("step exec: No such file")
+    );
+    let full = after(
+        Script {
+            start_fails: true,
+            ..Script::default()
+        },
+        0,
+        |_| {},
+    );
+    assert_eq!(
+        ended(&full),
+        (
+            ExecutionPhase::Failed,
+            reason::SPOOL_FULL.into(),
+            Outcome::NotStarted
+        )
+    );
+}
+
+#[test]
+fn a_deleted_object_ends_its_processes_and_bytes_and_nothing_is_written() {
+    for ms in [0, 500, 5_000] {
+        let script = Script {
+            runs_ms: 100_000,
+            obeys_term: false,
+            ..Script::default()
+        };
+        let toy = after(script, ms, |toy| toy.delete("u1"));
+        toy.nothing_left();
+        assert!(
+            toy.writes
+                .get("u1")
+                .is_none_or(|writes| writes == &[Level::Running])
+        );
+    }
+}
+
+#[test]
+fn bytes_go_when_the_ended_object_is_found_to_be_gone() {
+    let mut toy = after(Script::default(), 0, |_| {});
+    toy.objects.clear();
+    toy.reconcile();
+    toy.run_until(toy.now + 1_000);
+    assert_eq!(toy.reads, 1, "it is read back before its bytes go");
+    assert!(!toy.world.high_water.contains_key("u1"));
+    toy.nothing_left();
+}
+
+#[test]
+fn a_late_event_of_a_deleted_object_starts_nothing() {
+    let mut toy = after(Script::default(), 0, |toy| toy.delete("u1"));
+    toy.reconcile();
+    toy.run_until(toy.now + 1_000);
+    let late = std::sync::Arc::new(execution("u1"));
+    assert!(toy.world.absorb(Event::Seen(late)).is_empty());
+}
+
+#[test]
+fn an_end_that_another_wrote_stops_the_processes_and_stands() {
+    let script = Script {
+        runs_ms: 100_000,
+        ..Script::default()
+    };
+    let toy = after(script, 3_000, |toy| {
+        toy.change("u1", |object| {
+            let status = object.status.get_or_insert_default();
+            status.phase = Some(ExecutionPhase::Orphaned);
+            status.completion_time = Some("1970-01-01T00:00:05Z".parse().unwrap());
+        });
+    });
+    assert_eq!(toy.phase("u1"), Some(ExecutionPhase::Orphaned));
+    assert_eq!(toy.writes["u1"], [Level::Running]);
+    assert!(
+        toy.world.attempts.values().all(|attempt| attempt.closed()),
+        "{:?}",
+        toy.world.attempts
+    );
+}
+
+#[test]
+fn clean_up_that_fails_is_said_within_its_bound_and_confirmed_later() {
+    let mut toy = Toy::new();
+    let script = Script {
+        runs_ms: 1_000_000,
+        unkillable_until: 200_000,
+        obeys_term: false,
+        ..Script::default()
+    };
+    toy.add(execution("u1"), script);
+    toy.run_until(2_000);
+    toy.cancel("u1");
+    toy.run_until(60_000);
+    let status = toy.status("u1");
+    assert_eq!(
+        (status.phase, status.cleanup),
+        (Some(ExecutionPhase::Cancelled), Some(Cleanup::Failed))
+    );
+    let condition = conditions::find(&status.conditions, kind::CLEANED_UP).unwrap();
+    assert_eq!(
+        (condition.status.as_str(), condition.reason.as_str()),
+        ("False", reason::CLEAN_UP_FAILED)
+    );
+    toy.run_until(300_000);
+    let status = toy.status("u1");
+    assert_eq!(
+        (status.phase, status.cleanup),
+        (Some(ExecutionPhase::Cancelled), Some(Cleanup::Confirmed))
+    );
+    assert!(conditions::is_true(&status.conditions, kind::CLEANED_UP));
+    assert_eq!(toy.writes["u1"], [Level::Running, Level::Final, Level::CleanedUp]);
+    toy.oracle();
+}
+
+#[test]
+fn clean_up_is_confirmed_also_by_an_agent_that_was_restarted_meanwhile() {
+    let mut toy = Toy::new();
+    let script = Script {
+        runs_ms: 1_000_000,
+        unkillable_until: 200_000,
+        obeys_term: false,
+        ..Script::default()
+    };
+    toy.add(execution("u1"), script);
+    toy.run_until(2_000);
+    toy.cancel("u1");
+    toy.run_until(60_000);
+    toy.restart(false);
+    toy.run_until(400_000);
+    assert_eq!(toy.status("u1").cleanup, Some(Cleanup::Confirmed));
+    assert_eq!(toy.writes["u1"], [Level::Running, Level::Final, Level::CleanedUp]);
+    toy.oracle();
+}
+
+#[test]
+fn a_write_that_fails_for_the_moment_is_tried_again_whole() {
+    let mut toy = Toy::new();
+    toy.write_failures = vec![ReportFailure::Transient; 20].into();
+    toy.add(execution("u1"), Script::default());
+    toy.run_until(600_000);
+    assert_eq!(toy.writes["u1"], [Level::Final]);
+    assert!(toy.status("u1").output.is_some());
+}
+
+#[test]
+fn a_refused_end_is_written_without_output_then_as_a_condition_then_anew() {
+    for (refusals, levels) in [
+        (1, vec![Level::Minimal]),
+        (2, vec![Level::Condition, Level::Final]),
+        (3, vec![Level::Final]),
+    ] {
+        let mut toy = Toy::new();
+        toy.write_failures = vec![ReportFailure::Refused; refusals].into();
+        toy.add(execution("u1"), Script::default());
+        toy.run_until(200_000);
+        assert_eq!(toy.writes["u1"], levels, "{refusals} refusals");
+        assert_eq!(toy.phase("u1"), Some(ExecutionPhase::Succeeded));
+        if refusals == 1 {
+            assert_eq!(toy.status("u1").reason.as_deref(), Some(reason::STATUS_REFUSED));
+            assert!(toy.status("u1").output.is_none());
+        }
+        toy.oracle();
+    }
+}
+
+#[test]
+fn executions_of_one_run_share_a_user_and_the_run_goes_with_the_last() {
+    let mut toy = Toy::new();
+    for uid in ["u1", "u2", "u3"] {
+        let mut object = execution(uid);
+        if uid != "u3" {
+            object.spec.run_ref =
+                serde_json::from_value(serde_json::json!({"name": "r", "uid": "run"})).unwrap();
+        }
+        toy.add(
+            object,
+            Script {
+                runs_ms: 20_000,
+                ..Script::default()
+            },
+        );
+    }
+    toy.run_until(2_000);
+    assert_eq!(toy.runs.len(), 2);
+    toy.run_until(50_000);
+    assert_eq!(
+        toy.runs.keys().collect::<Vec<_>>(),
+        [&RunKey("run".into())],
+        "kept for the run's later calls"
+    );
+    toy.delete("u1");
+    toy.reconcile();
+    toy.run_until(60_000);
+    assert_eq!(toy.runs.len(), 1);
+    toy.restart(false);
+    toy.objects.clear();
+    toy.reconcile();
+    toy.run_until(70_000);
+    toy.nothing_left();
+}
+
+#[test]
+fn more_runs_than_user_numbers_wait_for_one() {
+    let mut toy = Toy::new();
+    for n in 0..15 {
+        toy.add(
+            execution(&format!("u{n}")),
+            Script {
+                runs_ms: 5_000,
+                ..Script::default()
+            },
+        );
+    }
+    toy.run_until(2_500);
+    assert_eq!(toy.started.len(), 10);
+    toy.run_until(60_000);
+    assert_eq!(toy.started.len(), 15);
+    toy.oracle();
+}
+
+#[test]
+fn the_death_of_the_supervisor_makes_what_ran_unknown() {
+    let mut toy = Toy::new();
+    toy.add(
+        execution("u1"),
+        Script {
+            runs_ms: 50_000,
+            ..Script::default()
+        },
+    );
+    toy.run_until(5_000);
+    toy.restart(true);
+    toy.run_until(100_000);
+    assert_eq!(
+        ended(&toy),
+        (
+            ExecutionPhase::Failed,
+            reason::SUPERVISION_LOST.into(),
+            Outcome::Unknown
+        )
+    );
+    toy.oracle();
+}
+
+#[test]
+fn a_running_object_without_a_record_is_never_started() {
+    let mut toy = Toy::new();
+    let mut object = execution("u1");
+    let status = object.status.get_or_insert_default();
+    status.phase = Some(ExecutionPhase::Running);
+    status.start_time = Some("1970-01-01T00:00:01Z".parse().unwrap());
+    toy.add(object, Script::default());
+    toy.run_until(5_000);
+    assert_eq!(
+        ended(&toy),
+        (
+            ExecutionPhase::Failed,
+            reason::SUPERVISION_LOST.into(),
+            Outcome::Unknown
+        )
+    );
+    assert!(toy.started.is_empty());
+}
