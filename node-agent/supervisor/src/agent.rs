@@ -176,6 +176,7 @@ fn launch(
         if let Some(join) = &join {
             os::write(join.as_fd(), b"0")?;
         }
+        os::reset_signals()?;
         os::die_with_parent(libc::SIGKILL)?;
         if std::os::unix::process::parent_id() != parent {
             return Err(io::ErrorKind::BrokenPipe.into());

@@ -9,13 +9,14 @@ use std::os::fd::RawFd;
 
 use fairlead_supervisor::step::Step;
 
+use crate::os;
+
 /// Byte before the four of a little-endian error number.
 pub(crate) const FAILED: u8 = 0xff;
 /// Most bytes a child ever writes to the status pipe.
 pub(crate) const REPORT_MAX: usize = 64;
 
 const CLOSE_RANGE_CLOEXEC: libc::c_uint = 4;
-const LAST_SIGNAL: libc::c_int = 64;
 const LAST_CAPABILITY: libc::c_ulong = 63;
 const CAPABILITY_VERSION_3: u32 = 0x2008_0522;
 /// An empty directory nobody may enter: no block, two inodes, no permission.
@@ -121,32 +122,9 @@ fn session(_: &Plan<'_>) -> Outcome {
     done(libc::c_long::from(unsafe { libc::setsid() }))
 }
 
-/// Handlers went with the clone flag or are none; what our parents ignored would stay ignored. By plain
-/// system call: the C library refuses the two signals it keeps for itself, which may be ignored too.
+/// Handlers went with the clone flag or are none; what our parents ignored would stay ignored.
 fn signals(_: &Plan<'_>) -> Outcome {
-    // The kernel's own structure, all zeros: default action, no flags, no mask (rt_sigaction(2)).
-    let default = [0u64; 4];
-    for signal in 1..=LAST_SIGNAL {
-        let none = std::ptr::null_mut::<u64>();
-        // SAFETY: `default` is as long as the structure; no old action is asked for. KILL and STOP refuse.
-        unsafe {
-            libc::syscall(
-                libc::SYS_rt_sigaction,
-                signal,
-                default.as_ptr(),
-                none,
-                size_of::<u64>(),
-            )
-        };
-    }
-    // SAFETY: sigset_t is plain data; sigemptyset makes it a valid empty set.
-    let mut none: libc::sigset_t = unsafe { std::mem::zeroed() };
-    // SAFETY: `none` is a valid place for a set.
-    unsafe { libc::sigemptyset(&mut none) };
-    // SAFETY: `none` is a valid set; no old mask is asked for.
-    done(libc::c_long::from(unsafe {
-        libc::sigprocmask(libc::SIG_SETMASK, &none, std::ptr::null_mut())
-    }))
+    os::reset_signals().map_err(|e| os::errno(&e))
 }
 
 fn rlimits(plan: &Plan<'_>) -> Outcome {

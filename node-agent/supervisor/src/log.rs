@@ -1,20 +1,30 @@
-//! Lines on standard error. The supervisor has no log library, since it must stay small; nothing on the
-//! spawn path logs unless it fails for the first time.
+//! Lines on standard error. The supervisor has no log library, since it must stay small. A line is put
+//! together on the stack and written in one call, so that it is whole among the lines of others.
 
 use std::fmt::Arguments;
+use std::io::Write;
+
+/// Longest line in bytes; the rest of a longer one is cut.
+const LINE_MAX: usize = 1_024;
 
 /// Something a person may want to know.
 pub(crate) fn info(message: Arguments<'_>) {
-    eprintln!(
-        "level=info component=supervisor pid={} {message}",
-        std::process::id()
-    );
+    line("info", message);
 }
 
 /// Something that should not be so.
 pub(crate) fn warn(message: Arguments<'_>) {
-    eprintln!(
-        "level=warn component=supervisor pid={} {message}",
-        std::process::id()
-    );
+    line("warn", message);
+}
+
+fn line(level: &str, message: Arguments<'_>) {
+    let mut buffer = [0u8; LINE_MAX];
+    let mut rest = &mut buffer[..LINE_MAX - 1];
+    let pid = std::process::id();
+    // Fails only when the line is longer than the buffer, which then holds its beginning.
+    let _ = write!(rest, "level={level} component=supervisor pid={pid} msg={message}");
+    let len = LINE_MAX - 1 - rest.len();
+    buffer[len] = b'\n';
+    // A closed standard error is no reason to stop.
+    let _ = std::io::stderr().write_all(&buffer[..=len]);
 }

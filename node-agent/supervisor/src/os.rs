@@ -12,6 +12,7 @@ pub(crate) const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 pub(crate) const CLONE_CLEAR_SIGHAND: u64 = 0x1_0000_0000;
 const CLONE_PIDFD: u64 = 0x1000;
 const CLONE_NEWNS: u64 = 0x2_0000;
+const LAST_SIGNAL: libc::c_int = 64;
 const CGROUP2_SUPER_MAGIC: i64 = 0x6367_7270;
 
 fn own(fd: libc::c_int) -> OwnedFd {
@@ -162,6 +163,29 @@ pub(crate) fn wait_stop_signal(millis: u32) -> bool {
     };
     // SAFETY: `set` and `wait` are valid; no information is asked for.
     unsafe { libc::sigtimedwait(&set, std::ptr::null_mut(), &wait) > 0 }
+}
+
+/// All signals to their default action, none blocked: what a program expects at its start. By plain system
+/// call: the C library refuses the two signals it keeps for itself, which may have come ignored too.
+pub(crate) fn reset_signals() -> io::Result<()> {
+    // The kernel's own structure, all zeros: default action, no flags, no mask (rt_sigaction(2)).
+    let default = [0u64; 4];
+    for signal in 1..=LAST_SIGNAL {
+        let none = std::ptr::null_mut::<u64>();
+        // SAFETY: `default` is as long as the structure; no old action is asked for. KILL and STOP refuse.
+        unsafe {
+            libc::syscall(
+                libc::SYS_rt_sigaction,
+                signal,
+                default.as_ptr(),
+                none,
+                size_of::<u64>(),
+            )
+        };
+    }
+    let set = signal_set(&[]);
+    // SAFETY: `set` is a valid set; no old mask is asked for.
+    check(unsafe { libc::sigprocmask(libc::SIG_SETMASK, &set, std::ptr::null_mut()) }).map(drop)
 }
 
 /// A reaped child.

@@ -99,6 +99,7 @@ impl Supervisor {
             Request::SetDeadline { key, deadline_ms } => {
                 if let Some(index) = self.known(key)
                     && let Some(entry) = self.table.get(index)
+                    && !entry.state.emptied
                 {
                     entry.deadline_ms = deadline_ms;
                 }

@@ -243,19 +243,7 @@ impl Supervisor {
         if self.agent.start_at_ms != 0 && self.agent.start_at_ms <= now {
             self.start_agent(now);
         }
-        if let Some(running) = &mut self.agent.running
-            && running.silent_at_ms(self.config.heartbeat_ms) <= now
-        {
-            running.kill("it was silent for too long");
-        }
-        if self.lost_at_ms() <= now {
-            self.lost_done = true;
-            log::warn(format_args!(
-                "no agent said Hello within {} ms: killing all groups",
-                self.config.adopt_ms
-            ));
-            self.kill_all(Cause::AgentLost, now);
-        }
+        self.judge_agent(now);
         if self.heartbeat_at_ms <= now {
             self.heartbeat_at_ms = now + HEARTBEAT_MS;
             self.send_heartbeat(now);
@@ -268,6 +256,33 @@ impl Supervisor {
             }
             self.stop = Stop::Killing(now + STOP_BOUND_MS);
             self.kill_all(Cause::Shutdown, now);
+        }
+    }
+
+    /// Whether the agent is silent or missing for too long.
+    fn judge_agent(&mut self, now: u64) {
+        let silent = |this: &Supervisor| {
+            this.agent
+                .running
+                .as_ref()
+                .is_some_and(|r| r.silent_at_ms(this.config.heartbeat_ms) <= now)
+        };
+        if silent(self) || self.lost_at_ms() <= now {
+            // If it was this process that did not run, the agent's words are waiting in the socket.
+            self.agent_ready();
+        }
+        if silent(self)
+            && let Some(running) = &mut self.agent.running
+        {
+            running.kill("it was silent for too long");
+        }
+        if self.lost_at_ms() <= now {
+            self.lost_done = true;
+            let bound = self.config.adopt_ms;
+            log::warn(format_args!(
+                "no agent said Hello within {bound} ms: killing all groups"
+            ));
+            self.kill_all(Cause::AgentLost, now);
         }
     }
 

@@ -160,7 +160,17 @@ fn a_deadline_is_kept_while_the_agent_is_stopped() {
             |e| matches!(e, Event::DeadlineReached { key, .. } if *key == attempt.key),
         );
     }
-    let mut graceful = rig.attempt(4);
+    kill(agent.pid, libc::SIGCONT);
+}
+
+#[test]
+fn a_deadline_with_grace_lets_the_tool_end_itself() {
+    if !ready() {
+        return;
+    }
+    let rig = Rig::start("grace", &[]);
+    let (mut agent, _) = rig.agent();
+    let mut graceful = rig.attempt(1);
     graceful.spawn.grace_ms = 10_000;
     graceful.spawn.deadline_ms = sys::boottime_ms() + 200;
     talking(
@@ -171,7 +181,6 @@ fn a_deadline_is_kept_while_the_agent_is_stopped() {
     );
     let exit = agent.exited(&graceful);
     assert_eq!((exit.wait_status, exit.cause), (3 << 8, Cause::Deadline));
-    kill(agent.pid, libc::SIGCONT);
 }
 
 #[test]
@@ -358,7 +367,7 @@ fn told_to_stop_it_ends_everything_and_leaves_nothing() {
     if !ready() {
         return;
     }
-    let mut rig = Rig::start("stop", &["--drain-seconds", "5"]);
+    let mut rig = Rig::start("stop", &["--drain-seconds", "3600"]);
     let (mut agent, _) = rig.agent();
     let attempt = rig.attempt(1);
     talking(
@@ -374,6 +383,36 @@ fn told_to_stop_it_ends_everything_and_leaves_nothing() {
     assert_eq!((exit.wait_status, exit.cause), (libc::SIGKILL, Cause::Shutdown));
     let left = rig.root.children().expect("children");
     assert!(left.is_empty(), "{left:?}");
-    let old = rig.supervisor.id();
-    assert!(!lives(agent.pid) && !lives(old.cast_signed()));
+    assert!(!lives(agent.pid));
+}
+
+#[test]
+fn as_the_first_process_of_a_namespace_its_death_is_everybodys() {
+    if !ready() {
+        return;
+    }
+    let mut rig = Rig::start_wrapped("pid1", &["unshare", "--pid", "--fork", "--kill-child"]);
+    let (mut agent, _) = rig.agent();
+    let attempt = rig.attempt(1);
+    talking(
+        &mut agent,
+        &attempt,
+        1,
+        "trap '' TERM; setsid sleep 1000 & echo up; sleep 1000",
+    );
+    let inner = children(rig.supervisor.id().cast_signed());
+    assert_eq!(inner.len(), 1, "the supervisor is the only child of unshare");
+    kill(inner[0], libc::SIGKILL);
+    wait("the end of everybody", || {
+        !attempt.group().populated().expect("events")
+    });
+    let journal = attempt.journal();
+    assert!(
+        journal.spawned.is_some() && journal.exited.is_none(),
+        "its end is not known"
+    );
+    rig.supervisor.wait().expect("wait");
+    rig.supervisor = rig.start_another();
+    let (_agent, states) = rig.agent();
+    assert!(states.is_empty() && !rig.payload(1).path().exists());
 }

@@ -38,7 +38,7 @@ pub fn ready() -> bool {
     false
 }
 
-fn top() -> std::io::Result<PathBuf> {
+pub fn top() -> std::io::Result<PathBuf> {
     cgroup::own_group("0::/", &fs::read_to_string("/proc/self/mountinfo")?)
 }
 
@@ -90,7 +90,29 @@ impl Rig {
         Rig::start_with(name, options, |_| {})
     }
 
+    /// Below another program that starts it.
+    pub fn start_wrapped(name: &str, wrapper: &[&str]) -> Rig {
+        Rig::launch(name, &[], |inner| {
+            let mut outer = Command::new(wrapper[0]);
+            outer
+                .args(&wrapper[1..])
+                .arg(inner.get_program())
+                .args(inner.get_args());
+            for (key, value) in inner.get_envs() {
+                outer.env(key, value.expect("only set"));
+            }
+            outer
+        })
+    }
+
     pub fn start_with(name: &str, options: &[&str], prepare: impl FnOnce(&mut Command)) -> Rig {
+        Rig::launch(name, options, |mut command| {
+            prepare(&mut command);
+            command
+        })
+    }
+
+    fn launch(name: &str, options: &[&str], change: impl FnOnce(Command) -> Command) -> Rig {
         let unique = format!("fairlead-test-{name}-{}", std::process::id());
         let dir = TempDir(Path::new("/var/tmp").join(&unique));
         fs::create_dir_all(&dir.0).expect("temp dir");
@@ -99,9 +121,9 @@ impl Rig {
         let listener = UnixListener::bind(dir.0.join("control")).expect("listen");
         listener.set_nonblocking(true).expect("nonblocking");
         let options: Vec<String> = options.iter().map(|o| (*o).to_owned()).collect();
-        let mut command = Rig::command(&dir.0, &root, &options);
-        prepare(&mut command);
-        let supervisor = command.spawn().expect("start supervisor");
+        let supervisor = change(Rig::command(&dir.0, &root, &options))
+            .spawn()
+            .expect("start supervisor");
         Rig {
             dir,
             root,
