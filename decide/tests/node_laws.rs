@@ -1,6 +1,8 @@
 //! The laws of the core, for the node half: total, deterministic under shuffling, settles, crash-safe at any prefix,
 //! safe, explains, moves on. The toy checks the laws of a single decision at every one it makes.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by it")]
+
 mod node_toy;
 
 use fairlead_decide::node::*;

@@ -256,10 +256,10 @@ impl World {
     }
 
     fn leave_run(&mut self, run: &RunKey, key: &AttemptKey, dirty: &mut Dirty) {
-        if let Some(entry) = self.runs.get_mut(run) {
-            if entry.attempts.remove(key) {
-                dirty.insert(Key::Run(run.clone()));
-            }
+        if let Some(entry) = self.runs.get_mut(run)
+            && entry.attempts.remove(key)
+        {
+            dirty.insert(Key::Run(run.clone()));
         }
     }
 
@@ -526,10 +526,10 @@ impl World {
             self.attempts
                 .insert(held.key.clone(), Attempt::new(presence, run));
         }
-        if !snapshot.kept.contains_key(&held.key.uid) {
-            if let Some(newest) = self.tombstones.last_mut() {
-                newest.insert(held.key.uid.clone());
-            }
+        if !snapshot.kept.contains_key(&held.key.uid)
+            && let Some(newest) = self.tombstones.last_mut()
+        {
+            newest.insert(held.key.uid.clone());
         }
         let highest = self.high_water.entry(held.key.uid.clone()).or_default();
         *highest = (*highest).max(held.key.attempt);

@@ -80,10 +80,10 @@ impl View<'_> {
         if let Some(doing) = attempt.doing {
             return decision.wait(Because::InProgress(doing.name()), boot_ms + PROGRESS_BOUND_MS);
         }
-        if attempt.unsure {
-            if let Some(object) = self.object_ref() {
-                return self.read_back(object, decision);
-            }
+        if attempt.unsure
+            && let Some(object) = self.object_ref()
+        {
+            return self.read_back(object, decision);
         }
         match &attempt.presence {
             Presence::Gone => self.gone(decision),
@@ -264,10 +264,10 @@ impl View<'_> {
         if self.may_run() {
             return self.say_running(object, decision);
         }
-        if let Some(until) = self.last_bytes_until() {
-            if self.now.boot_ms < until {
-                return decision.wait(Because::Draining, until);
-            }
+        if let Some(until) = self.last_bytes_until()
+            && self.now.boot_ms < until
+        {
+            return decision.wait(Because::Draining, until);
         }
         if self.attempt.collected.is_none() && process.start_failed.is_none() {
             return decision.actions.push(Action::Collect {

@@ -1,6 +1,15 @@
 //! A toy of all that a node agent works with: an API server, a supervisor with processes, a journal and a clock.
 
-#![allow(dead_code, reason = "each test binary uses its own part")]
+#![allow(
+    dead_code,
+    missing_docs,
+    reason = "each test binary uses its own part, by its name"
+)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::too_many_lines,
+    reason = "a toy that fails loudly, in one piece per effect"
+)]
 
 use fairlead_crds::*;
 use fairlead_decide::node::*;
@@ -301,15 +310,14 @@ impl Toy {
 
     /// Wanted and not there, and nothing done: there must be a reason and a time to look again.
     fn explained(&self, key: &Key, decision: &Decision) {
-        if let Key::Attempt(attempt) = key {
-            if let Some(attempt) = self.world.attempts.get(attempt) {
-                if !attempt.closed() {
-                    assert!(
-                        decision.wake.is_some() && !decision.because.is_empty(),
-                        "{key:?}: {decision:?}"
-                    );
-                }
-            }
+        if let Key::Attempt(attempt) = key
+            && let Some(attempt) = self.world.attempts.get(attempt)
+            && !attempt.closed()
+        {
+            assert!(
+                decision.wake.is_some() && !decision.because.is_empty(),
+                "{key:?}: {decision:?}"
+            );
         }
     }
 
