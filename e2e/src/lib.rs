@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 pub mod bad_manifests;
+pub mod fleet;
 mod objects;
 mod plane;
 

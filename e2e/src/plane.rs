@@ -20,10 +20,8 @@ pub const TERM: i64 = 5;
 /// The control plane of this test program: started, with the repository's chart installed and the leader Lease at
 /// [`TERM`], by whoever asks first. It ends with the program. Blocks while it starts (seconds).
 pub fn cluster() -> &'static ControlPlane {
-    static CLUSTER: OnceLock<ControlPlane> = OnceLock::new();
     CLUSTER.get_or_init(|| {
-        let plane = bare_plane();
-        install::chart(plane.cluster(), &[]).expect("install the chart");
+        let plane = plane_with_chart();
         let term = json!({"spec": {"leaseTransitions": TERM, "holderIdentity": "test"}}).to_string();
         let lease = fairlead_crds::names::LEADER_LEASE;
         plane
@@ -41,6 +39,19 @@ pub fn cluster() -> &'static ControlPlane {
             .expect("set the term of the leader Lease");
         plane
     })
+}
+
+static CLUSTER: OnceLock<ControlPlane> = OnceLock::new();
+
+/// As [`cluster`], with the leader Lease free, so that real operators can stand for election. Whoever asks first decides.
+pub fn cluster_for_programs() -> &'static ControlPlane {
+    CLUSTER.get_or_init(plane_with_chart)
+}
+
+fn plane_with_chart() -> ControlPlane {
+    let plane = bare_plane();
+    install::chart(plane.cluster(), &[]).expect("install the chart");
+    plane
 }
 
 /// A fresh control plane without the chart, with its state in a directory named after the test program.
