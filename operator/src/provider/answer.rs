@@ -52,18 +52,30 @@ impl Answer {
     /// An error object in it, or an answer that has become larger than a turn can hold.
     pub(super) fn absorb(&mut self, value: &Value) -> Result<(), ModelError> {
         if let Some(error) = value.get("error").and_then(of_error_member) {
-            return Err(ModelError { answer_begun: self.begun, ..error });
+            return Err(ModelError {
+                answer_begun: self.begun,
+                ..error
+            });
         }
         if self.id.is_none() {
-            self.id = value.get("id").and_then(Value::as_str).filter(|id| !id.is_empty()).map(|id| bounded(id.to_owned(), 256));
+            self.id = value
+                .get("id")
+                .and_then(Value::as_str)
+                .filter(|id| !id.is_empty())
+                .map(|id| bounded(id.to_owned(), 256));
         }
         if let Some(usage) = value.get("usage").filter(|usage| usage.is_object()) {
             self.usage = Some(read_usage(usage));
         }
         // One answer is asked for; another is not ours.
-        let choice = value.get("choices").and_then(Value::as_array).and_then(|choices| {
-            choices.iter().find(|choice| choice.get("index").and_then(Value::as_u64).unwrap_or(0) == 0)
-        });
+        let choice = value
+            .get("choices")
+            .and_then(Value::as_array)
+            .and_then(|choices| {
+                choices
+                    .iter()
+                    .find(|choice| choice.get("index").and_then(Value::as_u64).unwrap_or(0) == 0)
+            });
         let Some(choice) = choice else { return Ok(()) };
         self.begun = true;
         if let Some(delta) = choice.get("delta").filter(|delta| delta.is_object()) {
@@ -89,13 +101,21 @@ impl Answer {
                 "the answer holds no choice; is spec.baseUrl that of a chat completions API?",
             ));
         }
-        let text = if self.text.is_empty() { self.refusal } else { self.text };
+        let text = if self.text.is_empty() {
+            self.refusal
+        } else {
+            self.text
+        };
         Ok(ModelResponse {
             text: Some(text).filter(|text| !text.is_empty()),
             calls: self
                 .calls
                 .into_iter()
-                .map(|call| RawCall { id: call.id, name: call.name, arguments: call.arguments })
+                .map(|call| RawCall {
+                    id: call.id,
+                    name: call.name,
+                    arguments: call.arguments,
+                })
                 .collect(),
             finish_reason: self.finish_reason,
             usage: self.usage,
@@ -111,7 +131,12 @@ impl Answer {
         self.count(text.len() + refusal.len())?;
         self.text.push_str(&text);
         self.refusal.push_str(&refusal);
-        for call in piece.get("tool_calls").and_then(Value::as_array).into_iter().flatten() {
+        for call in piece
+            .get("tool_calls")
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+        {
             self.call_piece(call, whole)?;
         }
         Ok(())
@@ -134,11 +159,16 @@ impl Answer {
             Some(at) => at,
             None => {
                 self.count(CALL_OVERHEAD_BYTES)?;
-                self.calls.push(Call { index, ..Call::default() });
+                self.calls.push(Call {
+                    index,
+                    ..Call::default()
+                });
                 self.calls.len() - 1
             }
         };
-        let Some(call) = self.calls.get_mut(at) else { return Ok(()) };
+        let Some(call) = self.calls.get_mut(at) else {
+            return Ok(());
+        };
         let repeats = name == call.name && (!arguments.is_empty() || (!id.is_empty() && id == call.id));
         if call.arguments.is_empty() && !repeats {
             call.name.push_str(name);
@@ -152,10 +182,15 @@ impl Answer {
 
     /// Which call a piece belongs to; `None` is a new one.
     fn place(&self, index: Option<u64>, id: &str, name: &str) -> Option<usize> {
-        let begins_another = |call: &Call| !id.is_empty() && !call.id.is_empty() && id != call.id && !name.is_empty();
+        let begins_another =
+            |call: &Call| !id.is_empty() && !call.id.is_empty() && id != call.id && !name.is_empty();
         if index.is_some() {
             // Some servers give every call the index 0: another id with a name is another call.
-            return self.calls.iter().rposition(|call| call.index == index).filter(|at| !begins_another(&self.calls[*at]));
+            return self
+                .calls
+                .iter()
+                .rposition(|call| call.index == index)
+                .filter(|at| !begins_another(&self.calls[*at]));
         }
         if !id.is_empty()
             && let Some(at) = self.calls.iter().rposition(|call| call.id == id)
@@ -186,7 +221,10 @@ impl Answer {
 fn text_of(content: Option<&Value>) -> String {
     match content {
         Some(Value::String(text)) => text.clone(),
-        Some(Value::Array(parts)) => parts.iter().filter_map(|part| part.get("text")?.as_str()).collect(),
+        Some(Value::Array(parts)) => parts
+            .iter()
+            .filter_map(|part| part.get("text")?.as_str())
+            .collect(),
         _ => String::new(),
     }
 }
@@ -215,7 +253,11 @@ mod tests {
             answer.absorb(&delta(json!({"tool_calls": calls}))).unwrap();
         }
         let response = answer.into_response().unwrap();
-        response.calls.into_iter().map(|c| (c.id, c.name, c.arguments)).collect()
+        response
+            .calls
+            .into_iter()
+            .map(|c| (c.id, c.name, c.arguments))
+            .collect()
     }
 
     fn made(id: &str, name: &str, arguments: &str) -> (String, String, String) {
@@ -289,16 +331,28 @@ mod tests {
         assert_eq!(response.text.as_deref(), Some("ab"));
         assert_eq!(response.calls.len(), 2);
         assert_eq!(response.finish_reason.as_deref(), Some("brand_new"));
-        assert_eq!(response.usage, Some(TurnUsage { input_tokens: 5, output_tokens: 0, cached_tokens: 2 }));
+        assert_eq!(
+            response.usage,
+            Some(TurnUsage {
+                input_tokens: 5,
+                output_tokens: 0,
+                cached_tokens: 2
+            })
+        );
         assert_eq!(response.request_id.as_deref(), Some("req-1"));
     }
 
     #[test]
     fn a_refusal_is_text_where_there_is_no_other() {
         let mut answer = Answer::default();
-        answer.absorb(&delta(json!({"content": null, "refusal": "I will "}))).unwrap();
+        answer
+            .absorb(&delta(json!({"content": null, "refusal": "I will "})))
+            .unwrap();
         answer.absorb(&delta(json!({"refusal": "not."}))).unwrap();
-        assert_eq!(answer.into_response().unwrap().text.as_deref(), Some("I will not."));
+        assert_eq!(
+            answer.into_response().unwrap().text.as_deref(),
+            Some("I will not.")
+        );
     }
 
     #[test]

@@ -2,7 +2,9 @@
 
 use super::error::failure;
 use fairlead_crds::canonical;
-use fairlead_decide::model::{Message, MessageCall, ModelError, ModelErrorKind, ModelRequest, ToolDefinition};
+use fairlead_decide::model::{
+    Message, MessageCall, ModelError, ModelErrorKind, ModelRequest, ToolDefinition,
+};
 use serde_json::{Map, Value, json};
 
 /// Members of the request that Fairlead writes itself, and which field of the run stands for each.
@@ -32,13 +34,18 @@ pub(super) fn render(request: &ModelRequest, stream: bool) -> Result<Value, Mode
         if request.parameters.contains_key(member) {
             return Err(failure(
                 ModelErrorKind::Refused,
-                format!("spec.model.parameters.{member}: not allowed, since Fairlead writes it; remove it ({instead})"),
+                format!(
+                    "spec.model.parameters.{member}: not allowed, since Fairlead writes it; remove it ({instead})"
+                ),
             ));
         }
     }
     let mut body: Map<String, Value> = request.parameters.clone();
     body.insert("model".to_owned(), request.model.clone().into());
-    body.insert("messages".to_owned(), request.messages.iter().map(message).collect());
+    body.insert(
+        "messages".to_owned(),
+        request.messages.iter().map(message).collect(),
+    );
     if !request.tools.is_empty() {
         body.insert("tools".to_owned(), request.tools.iter().map(tool).collect());
     }
@@ -66,7 +73,9 @@ fn message(message: &Message) -> Value {
     match message {
         Message::System { text } => json!({"role": "system", "content": text}),
         Message::User { text } => json!({"role": "user", "content": text}),
-        Message::Tool { call_id, text, .. } => json!({"role": "tool", "tool_call_id": call_id, "content": text}),
+        Message::Tool { call_id, text, .. } => {
+            json!({"role": "tool", "tool_call_id": call_id, "content": text})
+        }
         Message::Assistant { text, calls } if calls.is_empty() => {
             // Servers refuse a null here unless there are calls.
             json!({"role": "assistant", "content": text.as_deref().unwrap_or("")})
@@ -141,7 +150,13 @@ mod tests {
             bad.parameters.insert(member.to_owned(), json!(1));
             let error = render(&bad, true).unwrap_err();
             assert_eq!(error.kind, ModelErrorKind::Refused);
-            assert!(error.message.starts_with(&format!("spec.model.parameters.{member}: ")), "{}", error.message);
+            assert!(
+                error
+                    .message
+                    .starts_with(&format!("spec.model.parameters.{member}: ")),
+                "{}",
+                error.message
+            );
         }
     }
 
@@ -149,12 +164,16 @@ mod tests {
     fn the_bound_may_go_by_its_newer_name() {
         let mut newer = request();
         for (asked, sent) in [(50, 50), (5000, 100)] {
-            newer.parameters.insert("max_completion_tokens".to_owned(), json!(asked));
+            newer
+                .parameters
+                .insert("max_completion_tokens".to_owned(), json!(asked));
             let body = render(&newer, true).unwrap();
             assert_eq!(body["max_completion_tokens"], sent);
             assert!(body.get("max_tokens").is_none());
         }
-        newer.parameters.insert("max_completion_tokens".to_owned(), json!("many"));
+        newer
+            .parameters
+            .insert("max_completion_tokens".to_owned(), json!("many"));
         assert_eq!(render(&newer, true).unwrap_err().kind, ModelErrorKind::Refused);
     }
 }

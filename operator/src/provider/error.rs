@@ -36,7 +36,10 @@ pub(super) fn kind_of_status(status: u16) -> ModelErrorKind {
 /// The failure of an answer with another status than 2xx.
 pub(super) fn of_status(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> ModelError {
     let message = if status.is_redirection() {
-        let target = headers.get(header::LOCATION).and_then(|v| v.to_str().ok()).unwrap_or("an unnamed place");
+        let target = headers
+            .get(header::LOCATION)
+            .and_then(|v| v.to_str().ok())
+            .unwrap_or("an unnamed place");
         format!(
             "HTTP {}: a redirect to {}, which is not followed; set spec.baseUrl to where the API really is",
             status.as_u16(),
@@ -59,7 +62,9 @@ pub(super) fn of_error_member(error: &Value) -> Option<ModelError> {
     }
     let code = error.get("code").or_else(|| error.get("status"));
     let number = code.and_then(|c| c.as_u64().or_else(|| c.as_str().and_then(|s| s.parse().ok())));
-    let status = number.and_then(|n| u16::try_from(n).ok()).filter(|n| (400..600).contains(n));
+    let status = number
+        .and_then(|n| u16::try_from(n).ok())
+        .filter(|n| (400..600).contains(n));
     let text = message_in(error).unwrap_or_else(|| bounded(error.to_string(), 1024));
     Some(ModelError {
         status,
@@ -74,22 +79,35 @@ pub(super) fn of_error_member(error: &Value) -> Option<ModelError> {
 fn provider_message(body: &[u8]) -> String {
     let told = serde_json::from_slice::<Value>(body).ok().and_then(|value| {
         // A list of one error is how some gateways wrap it.
-        let value = value.as_array().and_then(|items| items.first()).unwrap_or(&value).clone();
-        value.get("error").and_then(message_in).or_else(|| message_in(&value))
+        let value = value
+            .as_array()
+            .and_then(|items| items.first())
+            .unwrap_or(&value)
+            .clone();
+        value
+            .get("error")
+            .and_then(message_in)
+            .or_else(|| message_in(&value))
     });
     let text = told.unwrap_or_else(|| String::from_utf8_lossy(body).trim().to_owned());
-    if text.is_empty() { "no message".to_owned() } else { bounded(text, MAX_MESSAGE_BYTES) }
+    if text.is_empty() {
+        "no message".to_owned()
+    } else {
+        bounded(text, MAX_MESSAGE_BYTES)
+    }
 }
 
 fn message_in(value: &Value) -> Option<String> {
     if let Some(text) = value.as_str() {
         return Some(text.to_owned());
     }
-    ["message", "detail", "error"].iter().find_map(|key| match value.get(key)? {
-        Value::Null => None,
-        Value::String(text) => Some(text.clone()),
-        other => Some(other.to_string()),
-    })
+    ["message", "detail", "error"]
+        .iter()
+        .find_map(|key| match value.get(key)? {
+            Value::Null => None,
+            Value::String(text) => Some(text.clone()),
+            other => Some(other.to_string()),
+        })
 }
 
 /// Seconds that a Retry-After asks for, given as seconds or as a date (RFC 9110 §10.2.3); none where it is neither.
@@ -100,11 +118,15 @@ pub(super) fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<i64> {
         if !seconds.is_finite() || seconds < 0.0 {
             return None;
         }
-        std::time::Duration::try_from_secs_f64(seconds.ceil()).ok()?.as_secs()
+        std::time::Duration::try_from_secs_f64(seconds.ceil())
+            .ok()?
+            .as_secs()
     } else {
         let until = httpdate::parse_http_date(value).ok()?;
         // Up to the next whole second, for the same reason.
-        until.duration_since(now).map_or(0, |wait| wait.as_millis().div_ceil(1000).try_into().unwrap_or(u64::MAX))
+        until.duration_since(now).map_or(0, |wait| {
+            wait.as_millis().div_ceil(1000).try_into().unwrap_or(u64::MAX)
+        })
     };
     i64::try_from(seconds.min(MAX_RETRY_AFTER_SECONDS)).ok()
 }
@@ -138,7 +160,9 @@ pub(super) fn causes(error: &dyn std::error::Error) -> String {
 
 /// `error` with the key taken out of its message, should the provider have sent it back.
 pub(super) fn without_key(mut error: ModelError, key: Option<&ApiKey>) -> ModelError {
-    let secret = key.map(|key| key.expose_secret().trim()).filter(|secret| !secret.is_empty());
+    let secret = key
+        .map(|key| key.expose_secret().trim())
+        .filter(|secret| !secret.is_empty());
     if let Some(secret) = secret
         && error.message.contains(secret)
     {
@@ -164,7 +188,8 @@ mod tests {
     fn wait(value: &str) -> Option<i64> {
         let mut headers = HeaderMap::new();
         headers.insert(header::RETRY_AFTER, value.parse().unwrap());
-        let now = httpdate::parse_http_date("Sun, 06 Nov 1994 08:49:37 GMT").unwrap() - Duration::from_millis(200);
+        let now =
+            httpdate::parse_http_date("Sun, 06 Nov 1994 08:49:37 GMT").unwrap() - Duration::from_millis(200);
         retry_after(&headers, now)
     }
 
@@ -202,9 +227,21 @@ mod tests {
     fn errors_inside_an_answer_keep_their_status() {
         let kind = |v: Value| of_error_member(&v).map(|e| (e.kind, e.status));
         assert_eq!(kind(Value::Null), None);
-        assert_eq!(kind(serde_json::json!({"code": 429})), Some((ModelErrorKind::RateLimited, Some(429))));
-        assert_eq!(kind(serde_json::json!({"code": "401"})), Some((ModelErrorKind::Unauthorized, Some(401))));
-        assert_eq!(kind(serde_json::json!({"message": "x"})), Some((ModelErrorKind::Server, None)));
-        assert_eq!(kind(serde_json::json!("overloaded")), Some((ModelErrorKind::Server, None)));
+        assert_eq!(
+            kind(serde_json::json!({"code": 429})),
+            Some((ModelErrorKind::RateLimited, Some(429)))
+        );
+        assert_eq!(
+            kind(serde_json::json!({"code": "401"})),
+            Some((ModelErrorKind::Unauthorized, Some(401)))
+        );
+        assert_eq!(
+            kind(serde_json::json!({"message": "x"})),
+            Some((ModelErrorKind::Server, None))
+        );
+        assert_eq!(
+            kind(serde_json::json!("overloaded")),
+            Some((ModelErrorKind::Server, None))
+        );
     }
 }

@@ -21,7 +21,7 @@ const MAX_ERROR_BODY_BYTES: usize = 64 * 1024;
 const TRAILER: Duration = Duration::from_secs(5);
 
 /// What the answer is held in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Form {
     Json,
     Events,
@@ -52,7 +52,9 @@ pub(super) async fn exchange(
     }
     let (answer, first) = read_answer(&mut body, &headers).await?;
     let mut made = answer.into_response()?;
-    let named = ["x-request-id", "request-id"].iter().find_map(|name| headers.get(*name)?.to_str().ok());
+    let named = ["x-request-id", "request-id"]
+        .iter()
+        .find_map(|name| headers.get(*name)?.to_str().ok());
     if let Some(id) = named.filter(|id| !id.is_empty() && id.len() <= 256) {
         made.request_id = Some(id.to_owned());
     }
@@ -79,97 +81,143 @@ fn authorization(key: &ApiKey) -> Result<HeaderValue, ModelError> {
 
 /// Reads a successful answer; with it, when its first piece came.
 async fn read_answer(body: &mut Body, headers: &HeaderMap) -> Result<(Answer, Option<Instant>), ModelError> {
-    let declared = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
-    let mut form = if declared.starts_with("text/event-stream") {
-        Some(Form::Events)
-    } else if declared.contains("json") {
-        Some(Form::Json)
-    } else {
-        None
+    let mut reading = Reading {
+        form: declared_form(headers),
+        ..Reading::default()
     };
-    let mut answer = Answer::default();
-    let mut whole = Vec::new();
-    let mut reader = SseReader::default();
-    let mut first = None;
     loop {
-        let begun = answer.begun() || !whole.is_empty();
-        let chunk = match body.next(begun, answer.finished()).await? {
-            Next::Bytes(chunk) => chunk,
-            Next::Over => break,
-        };
-        let form = *form.get_or_insert_with(|| {
-            let begins = chunk.iter().find(|byte| !byte.is_ascii_whitespace());
-            if begins == Some(&b'{') { Form::Json } else { Form::Events }
-        });
-        match form {
-            Form::Json => {
-                first.get_or_insert_with(Instant::now);
-                whole.extend_from_slice(&chunk);
-                if whole.len() > MAX_BODY_BYTES {
-                    return Err(too_large(format!("the answer has more than {MAX_BODY_BYTES} bytes")));
-                }
-            }
-            Form::Events => {
-                let mut events = Vec::new();
-                let read = reader.push(&chunk, &mut events);
-                if absorb_events(&mut answer, &mut first, &events)? {
-                    return Ok((answer, first));
-                }
-                read.map_err(|fault| of_sse(fault, &answer))?;
+        let begun = reading.answer.begun() || !reading.whole.is_empty();
+        match body.next(begun, reading.answer.finished()).await? {
+            Next::Bytes(chunk) if reading.take(&chunk)? => break,
+            Next::Bytes(_) => {}
+            Next::Over => {
+                reading.end()?;
+                break;
             }
         }
     }
-    if form == Some(Form::Json) {
-        let value: Value = serde_json::from_slice(&whole).map_err(|error| protocol(&format!("no JSON: {error}"), true))?;
-        answer.absorb(&value)?;
-        return Ok((answer, first));
-    }
-    let mut events = Vec::new();
-    reader.finish(&mut events).map_err(|fault| of_sse(fault, &answer))?;
-    let done = absorb_events(&mut answer, &mut first, &events)?;
-    if done || answer.finished() {
-        return Ok((answer, first));
-    }
-    Err(ModelError {
-        answer_begun: answer.begun(),
-        ..failure(ModelErrorKind::Timeout, "the connection ended before the answer was complete")
-    })
+    Ok((reading.answer, reading.first))
 }
 
-/// Takes events in; true when the stream says that it is done.
-fn absorb_events(answer: &mut Answer, first: &mut Option<Instant>, events: &[String]) -> Result<bool, ModelError> {
-    for event in events {
-        let data = event.trim();
-        if data == "[DONE]" {
-            return Ok(true);
-        }
-        if data.is_empty() {
-            continue;
-        }
-        let value: Value = serde_json::from_str(data)
-            .map_err(|error| protocol(&format!("an event of the stream is no JSON: {error}"), answer.begun()))?;
-        answer.absorb(&value)?;
-        if answer.begun() {
-            first.get_or_insert_with(Instant::now);
-        }
+fn declared_form(headers: &HeaderMap) -> Option<Form> {
+    let declared = headers.get(header::CONTENT_TYPE)?.to_str().ok()?;
+    if declared.starts_with("text/event-stream") {
+        Some(Form::Events)
+    } else {
+        declared.contains("json").then_some(Form::Json)
     }
-    Ok(false)
+}
+
+/// An answer while it is read.
+#[derive(Default)]
+struct Reading {
+    answer: Answer,
+    /// What the answer is held in: as the server declares it, else as its first byte tells.
+    form: Option<Form>,
+    whole: Vec<u8>,
+    events: SseReader,
+    first: Option<Instant>,
+}
+
+impl Reading {
+    /// Takes bytes in; true when the stream says that it is done.
+    fn take(&mut self, chunk: &[u8]) -> Result<bool, ModelError> {
+        let form = *self.form.get_or_insert_with(|| {
+            let begins = chunk.iter().find(|byte| !byte.is_ascii_whitespace());
+            if begins == Some(&b'{') {
+                Form::Json
+            } else {
+                Form::Events
+            }
+        });
+        if form == Form::Json {
+            self.first.get_or_insert_with(Instant::now);
+            if self.whole.len() + chunk.len() > MAX_BODY_BYTES {
+                return Err(too_large(format!(
+                    "the answer has more than {MAX_BODY_BYTES} bytes"
+                )));
+            }
+            self.whole.extend_from_slice(chunk);
+            return Ok(false);
+        }
+        let mut events = Vec::new();
+        let read = self.events.push(chunk, &mut events);
+        let done = self.absorb(&events)?;
+        read.map_err(|fault| of_sse(fault, &self.answer))?;
+        Ok(done)
+    }
+
+    /// Judges the answer when nothing more comes.
+    fn end(&mut self) -> Result<(), ModelError> {
+        if self.form == Some(Form::Json) {
+            let value: Value = serde_json::from_slice(&self.whole)
+                .map_err(|error| protocol(&format!("no JSON: {error}"), true))?;
+            return self.answer.absorb(&value);
+        }
+        let mut events = Vec::new();
+        self.events
+            .finish(&mut events)
+            .map_err(|fault| of_sse(fault, &self.answer))?;
+        if self.absorb(&events)? || self.answer.finished() {
+            return Ok(());
+        }
+        Err(ModelError {
+            answer_begun: self.answer.begun(),
+            ..failure(
+                ModelErrorKind::Timeout,
+                "the connection ended before the answer was complete",
+            )
+        })
+    }
+
+    /// Takes events in; true when the stream says that it is done.
+    fn absorb(&mut self, events: &[String]) -> Result<bool, ModelError> {
+        for event in events {
+            let data = event.trim();
+            if data == "[DONE]" {
+                return Ok(true);
+            }
+            if data.is_empty() {
+                continue;
+            }
+            let value: Value = serde_json::from_str(data).map_err(|error| {
+                protocol(
+                    &format!("an event of the stream is no JSON: {error}"),
+                    self.answer.begun(),
+                )
+            })?;
+            self.answer.absorb(&value)?;
+            if self.answer.begun() {
+                self.first.get_or_insert_with(Instant::now);
+            }
+        }
+        Ok(false)
+    }
 }
 
 fn protocol(detail: &str, begun: bool) -> ModelError {
     ModelError {
         answer_begun: begun,
-        ..failure(ModelErrorKind::Protocol, format!("the answer cannot be read: {detail}"))
+        ..failure(
+            ModelErrorKind::Protocol,
+            format!("the answer cannot be read: {detail}"),
+        )
     }
 }
 
 fn too_large(message: String) -> ModelError {
-    ModelError { answer_begun: true, ..failure(ModelErrorKind::TooLarge, message) }
+    ModelError {
+        answer_begun: true,
+        ..failure(ModelErrorKind::TooLarge, message)
+    }
 }
 
 fn of_sse(fault: SseFault, answer: &Answer) -> ModelError {
     match fault {
-        SseFault::TooLarge => too_large(format!("an event of the stream has more than {} bytes", super::sse::MAX_EVENT_BYTES)),
+        SseFault::TooLarge => too_large(format!(
+            "an event of the stream has more than {} bytes",
+            super::sse::MAX_EVENT_BYTES
+        )),
         SseFault::NotUtf8 => protocol("an event of the stream is not UTF-8", answer.begun()),
     }
 }
@@ -211,7 +259,10 @@ impl Clock {
             Err(_) if self.end <= self.first_byte => Err(self.whole()),
             Err(_) => Err(failure(
                 ModelErrorKind::Timeout,
-                format!("no answer within spec.timeouts.firstByteSeconds ({} s)", self.first_byte_seconds),
+                format!(
+                    "no answer within spec.timeouts.firstByteSeconds ({} s)",
+                    self.first_byte_seconds
+                ),
             )),
         }
     }
@@ -219,7 +270,10 @@ impl Clock {
     fn whole(&self) -> ModelError {
         failure(
             ModelErrorKind::Timeout,
-            format!("the answer was not complete within spec.timeouts.totalSeconds ({} s)", self.total_seconds),
+            format!(
+                "the answer was not complete within spec.timeouts.totalSeconds ({} s)",
+                self.total_seconds
+            ),
         )
     }
 }
@@ -238,7 +292,12 @@ enum Next {
 impl Body {
     /// The next bytes. `begun` is told in an error; once the answer is `finished`, whatever ends the stream is its end.
     async fn next(&mut self, begun: bool, finished: bool) -> Result<Next, ModelError> {
-        let idle = Instant::now() + if finished { self.clock.idle.min(TRAILER) } else { self.clock.idle };
+        let idle = Instant::now()
+            + if finished {
+                self.clock.idle.min(TRAILER)
+            } else {
+                self.clock.idle
+            };
         let fault = match timeout_at(idle.min(self.clock.end), self.response.chunk()).await {
             Ok(Ok(Some(bytes))) => return Ok(Next::Bytes(bytes.to_vec())),
             Ok(Ok(None)) => return Ok(Next::Over),
@@ -252,10 +311,20 @@ impl Body {
             Err(_) if self.clock.end <= idle => self.clock.whole(),
             Err(_) => failure(
                 ModelErrorKind::Timeout,
-                format!("no byte of the answer within spec.timeouts.idleSeconds ({} s)", self.clock.idle_seconds),
+                format!(
+                    "no byte of the answer within spec.timeouts.idleSeconds ({} s)",
+                    self.clock.idle_seconds
+                ),
             ),
         };
-        if finished { Ok(Next::Over) } else { Err(ModelError { answer_begun: begun, ..fault }) }
+        if finished {
+            Ok(Next::Over)
+        } else {
+            Err(ModelError {
+                answer_begun: begun,
+                ..fault
+            })
+        }
     }
 
     /// As much of an error's body as comes in time.

@@ -57,10 +57,12 @@ impl ProviderClient {
         let started = Instant::now();
         let result = match provider.wire_api {
             WireApi::Scripted => run_script(provider, request, tries_before).await,
-            WireApi::ChatCompletions if provider.credentials.is_some() && api_key.is_none() => Err(error::failure(
-                ModelErrorKind::SecretNotReadable,
-                "the key that spec.credentials names was not read; grant the operator get on that Secret",
-            )),
+            WireApi::ChatCompletions if provider.credentials.is_some() && api_key.is_none() => {
+                Err(error::failure(
+                    ModelErrorKind::SecretNotReadable,
+                    "the key that spec.credentials names was not read; grant the operator get on that Secret",
+                ))
+            }
             WireApi::ChatCompletions => {
                 let client = self.client(provider.timeouts.connect_seconds)?;
                 exchange::exchange(&client, provider, api_key, request).await
@@ -114,7 +116,11 @@ pub fn check(provider: &ModelProviderSpec) -> Result<(), String> {
         WireApi::ChatCompletions => endpoint(provider).err().into_iter().collect(),
         WireApi::Scripted => scripted::faults(&provider.script),
     };
-    if faults.is_empty() { Ok(()) } else { Err(error::bounded(faults.join("; "), 2048)) }
+    if faults.is_empty() {
+        Ok(())
+    } else {
+        Err(error::bounded(faults.join("; "), 2048))
+    }
 }
 
 /// The URL that requests go to.
@@ -123,11 +129,16 @@ fn endpoint(provider: &ModelProviderSpec) -> Result<url::Url, String> {
         .base_url
         .as_deref()
         .ok_or("spec.baseUrl: required with wireApi ChatCompletions; add it, for example https://models.example.com/v1")?;
-    let url = url::Url::parse(&format!("{}/chat/completions", base.trim_end_matches('/')))
-        .map_err(|fault| format!("spec.baseUrl: {fault}; correct it, for example https://models.example.com/v1"))?;
+    let mut url = url::Url::parse(base).map_err(|fault| {
+        format!("spec.baseUrl: {fault}; correct it, for example https://models.example.com/v1")
+    })?;
     if !matches!(url.scheme(), "http" | "https") || url.query().is_some() || url.fragment().is_some() {
-        return Err("spec.baseUrl: must be http:// or https:// without query or fragment; correct it".to_owned());
+        return Err(
+            "spec.baseUrl: must be http:// or https:// without query or fragment; correct it".to_owned(),
+        );
     }
+    let path = format!("{}/chat/completions", url.path().trim_end_matches('/'));
+    url.set_path(&path);
     Ok(url)
 }
 

@@ -32,7 +32,11 @@ pub struct Played {
 /// # Errors
 ///
 /// `ScriptExhausted` when no step answers, with the reason of each; an answer larger than a turn is `TooLarge`.
-pub fn answer(script: &[ScriptStep], request: &ModelRequest, tries_before: u32) -> Result<Played, ModelError> {
+pub fn answer(
+    script: &[ScriptStep],
+    request: &ModelRequest,
+    tries_before: u32,
+) -> Result<Played, ModelError> {
     let last = request.messages.iter().rev().find_map(|message| match message {
         Message::Tool { name, text, .. } => Some((name.as_str(), text.as_str())),
         _ => None,
@@ -46,7 +50,9 @@ pub fn answer(script: &[ScriptStep], request: &ModelRequest, tries_before: u32) 
             Ok(_) if step.respond.times.is_some_and(|times| used >= times) => {
                 let times = step.respond.times.unwrap_or_default();
                 used -= times;
-                reasons.push(format!("step {step_number}: has answered its {times} times in this turn"));
+                reasons.push(format!(
+                    "step {step_number}: has answered its {times} times in this turn"
+                ));
             }
             Ok(groups) => return play(step, step_number, &groups),
         }
@@ -56,7 +62,11 @@ pub fn answer(script: &[ScriptStep], request: &ModelRequest, tries_before: u32) 
         format!(
             "spec.script: no step answers turn {}: {}; add a step, or one without when at the end",
             request.turn,
-            if reasons.is_empty() { "it has none".to_owned() } else { bounded(reasons.join("; "), 1800) }
+            if reasons.is_empty() {
+                "it has none".to_owned()
+            } else {
+                bounded(reasons.join("; "), 1800)
+            }
         ),
     ))
 }
@@ -72,14 +82,18 @@ pub(super) fn faults(script: &[ScriptStep]) -> Vec<String> {
             None => 0,
             Some(Ok(pattern)) => pattern.captures_len(),
             Some(Err(fault)) => {
-                faults.push(format!("spec.script[{index}].when.resultMatches: {fault}; correct the expression"));
+                faults.push(format!(
+                    "spec.script[{index}].when.resultMatches: {fault}; correct the expression"
+                ));
                 continue;
             }
         };
         let mut asked = Vec::new();
         groups_in(step.respond.text.as_deref().unwrap_or(""), &mut asked);
         for call in &step.respond.tool_calls {
-            call.arguments.values().for_each(|value| groups_in_value(value, &mut asked));
+            call.arguments
+                .values()
+                .for_each(|value| groups_in_value(value, &mut asked));
         }
         if let Some(group) = asked.into_iter().find(|group| *group >= groups) {
             faults.push(format!(
@@ -103,13 +117,19 @@ fn matches(step: &ScriptStep, turn: i64, last: Option<(&str, &str)>) -> Result<G
     if let Some(wanted) = &step.when.last_tool {
         match last {
             None => return Err(format!("wants a result of {wanted}, and there is no result yet")),
-            Some((name, _)) if name != wanted => return Err(format!("wants a result of {wanted}, the last is of {name}")),
+            Some((name, _)) if name != wanted => {
+                return Err(format!("wants a result of {wanted}, the last is of {name}"));
+            }
             Some(_) => {}
         }
     }
-    let Some(pattern) = &step.when.result_matches else { return Ok(Groups::new()) };
+    let Some(pattern) = &step.when.result_matches else {
+        return Ok(Groups::new());
+    };
     let Some((_, text)) = last else {
-        return Err(format!("wants a result that matches {pattern:?}, and there is no result yet"));
+        return Err(format!(
+            "wants a result that matches {pattern:?}, and there is no result yet"
+        ));
     };
     let compiled = compile(pattern).map_err(|fault| format!("resultMatches cannot be read: {fault}"))?;
     match compiled.captures(text) {
@@ -123,21 +143,35 @@ fn matches(step: &ScriptStep, turn: i64, last: Option<(&str, &str)>) -> Result<G
 }
 
 fn compile(pattern: &str) -> Result<Regex, String> {
-    RegexBuilder::new(pattern).size_limit(MAX_PATTERN_BYTES).build().map_err(|fault| bounded(fault.to_string(), 400))
+    RegexBuilder::new(pattern)
+        .size_limit(MAX_PATTERN_BYTES)
+        .build()
+        .map_err(|fault| bounded(fault.to_string(), 400))
 }
 
 fn groups_of(found: &Captures<'_>) -> Groups {
-    found.iter().map(|group| group.map_or_else(String::new, |m| m.as_str().to_owned())).collect()
+    found
+        .iter()
+        .map(|group| group.map_or_else(String::new, |m| m.as_str().to_owned()))
+        .collect()
 }
 
 fn play(step: &ScriptStep, number: usize, groups: &[String]) -> Result<Played, ModelError> {
     let respond = &step.respond;
     let delay = Duration::from_millis(u64::try_from(respond.delay_millis).unwrap_or(0));
     if let Some(error) = &respond.error {
-        return Ok(Played { step: number, delay, outcome: Err(scripted_error(error, number)) });
+        return Ok(Played {
+            step: number,
+            delay,
+            outcome: Err(scripted_error(error, number)),
+        });
     }
     let mut room = MAX_ANSWER_BYTES;
-    let text = respond.text.as_deref().map(|text| fill(text, groups, &mut room)).transpose()?;
+    let text = respond
+        .text
+        .as_deref()
+        .map(|text| fill(text, groups, &mut room))
+        .transpose()?;
     let calls: Vec<RawCall> = respond
         .tool_calls
         .iter()
@@ -148,7 +182,11 @@ fn play(step: &ScriptStep, number: usize, groups: &[String]) -> Result<Played, M
                 .map(|(key, value)| Ok((key.clone(), fill_value(value, groups, &mut room)?)))
                 .collect::<Result<_, ModelError>>()?;
             let arguments = Value::Object(arguments).to_string();
-            Ok(RawCall { id: call.id.clone(), name: call.name.clone(), arguments })
+            Ok(RawCall {
+                id: call.id.clone(),
+                name: call.name.clone(),
+                arguments,
+            })
         })
         .collect::<Result<_, ModelError>>()?;
     let finish = if calls.is_empty() { "stop" } else { "tool_calls" };
@@ -158,7 +196,11 @@ fn play(step: &ScriptStep, number: usize, groups: &[String]) -> Result<Played, M
         finish_reason: Some(finish.to_owned()),
         ..ModelResponse::default()
     };
-    Ok(Played { step: number, delay, outcome: Ok(response) })
+    Ok(Played {
+        step: number,
+        delay,
+        outcome: Ok(response),
+    })
 }
 
 fn scripted_error(error: &ScriptedError, number: usize) -> ModelError {
@@ -166,7 +208,10 @@ fn scripted_error(error: &ScriptedError, number: usize) -> ModelError {
     ModelError {
         status: Some(status),
         retry_after_seconds: error.retry_after_seconds,
-        ..failure(kind_of_status(status), format!("HTTP {status}: step {number} of the script answers with an error"))
+        ..failure(
+            kind_of_status(status),
+            format!("HTTP {status}: step {number} of the script answers with an error"),
+        )
     }
 }
 
@@ -201,9 +246,11 @@ fn too_large() -> ModelError {
 fn fill_value(value: &Value, groups: &[String], room: &mut usize) -> Result<Value, ModelError> {
     Ok(match value {
         Value::String(text) => fill(text, groups, room)?.into(),
-        Value::Array(items) => {
-            items.iter().map(|item| fill_value(item, groups, room)).collect::<Result<Vec<_>, _>>()?.into()
-        }
+        Value::Array(items) => items
+            .iter()
+            .map(|item| fill_value(item, groups, room))
+            .collect::<Result<Vec<_>, _>>()?
+            .into(),
         Value::Object(members) => members
             .iter()
             .map(|(key, item)| Ok((key.clone(), fill_value(item, groups, room)?)))

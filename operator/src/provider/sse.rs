@@ -35,7 +35,14 @@ impl Default for SseReader {
 impl SseReader {
     /// A reader that refuses events and lines of more than `most` bytes.
     pub fn with_limit(most: usize) -> Self {
-        Self { line: Vec::new(), data: String::new(), has_data: false, after_cr: false, first_line: true, most }
+        Self {
+            line: Vec::new(),
+            data: String::new(),
+            has_data: false,
+            after_cr: false,
+            first_line: true,
+            most,
+        }
     }
 
     /// Takes `bytes` in and puts the data of every event that ends in them into `events`.
@@ -73,7 +80,11 @@ impl SseReader {
     fn end_line(&mut self, events: &mut Vec<String>) -> Result<(), SseFault> {
         let bytes = std::mem::take(&mut self.line);
         let line = std::str::from_utf8(&bytes).map_err(|_| SseFault::NotUtf8)?;
-        let line = if self.first_line { line.strip_prefix('\u{feff}').unwrap_or(line) } else { line };
+        let line = if self.first_line {
+            line.strip_prefix('\u{feff}').unwrap_or(line)
+        } else {
+            line
+        };
         self.first_line = false;
         if line.is_empty() {
             self.dispatch(events);
@@ -123,7 +134,10 @@ mod tests {
     fn events_end_at_empty_lines_of_any_kind() {
         let text = "\u{feff}: hello\ndata: a\n\nevent: x\r\ndata:b\r\ndata: c\r\nid: 1\r\n\r\ndata\rdata:  d\r\rdata: last";
         assert_eq!(read(&[text.as_bytes()]).unwrap(), ["a", "b\nc", "\n d", "last"]);
-        assert_eq!(read(&[b"\n\n: only\n\nevent: x\n\n"]).unwrap(), Vec::<String>::new());
+        assert_eq!(
+            read(&[b"\n\n: only\n\nevent: x\n\n"]).unwrap(),
+            Vec::<String>::new()
+        );
     }
 
     #[test]
@@ -133,7 +147,10 @@ mod tests {
         assert_eq!(reader.push(b"data: 1\n\n: x\n\n", &mut events), Ok(()));
         assert_eq!(reader.push(&[b'x'; 17], &mut events), Err(SseFault::TooLarge));
         let mut reader = SseReader::with_limit(16);
-        assert_eq!(reader.push(&b"data: 1\n".repeat(20), &mut events), Err(SseFault::TooLarge));
+        assert_eq!(
+            reader.push(&b"data: 1\n".repeat(20), &mut events),
+            Err(SseFault::TooLarge)
+        );
         assert_eq!(read(&[b"data: \xff\n\n"]), Err(SseFault::NotUtf8));
     }
 
