@@ -7,6 +7,7 @@ pub mod cluster;
 pub mod control_plane;
 pub mod demo;
 pub mod generate;
+pub mod guest;
 pub mod install;
 pub mod kinds_page;
 pub mod ledger;
