@@ -6,6 +6,7 @@
 
 pub mod bad_manifests;
 pub mod fleet;
+pub mod model;
 mod objects;
 mod plane;
 
