@@ -7,6 +7,8 @@
 use std::process::ExitCode;
 
 mod agent;
+#[cfg(test)]
+mod alloc_tests;
 mod child;
 mod config;
 mod hold;
