@@ -4,6 +4,9 @@
 //! This crate has no behaviour beyond pure helpers on the types, and links no client: the decision core depends
 //! on it and must stay free of IO.
 
+// A column's attributes may have the same values as those of another column.
+#![allow(clippy::duplicated_attributes)]
+
 // The derive of kube writes paths of its facade into the code it makes. This crate builds on kube-core alone, so it
 // answers to the facade's name itself.
 extern crate self as kube;
