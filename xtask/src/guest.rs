@@ -92,7 +92,7 @@ impl Guest {
             "the kernel guest to power off",
             self.limit,
             Duration::from_millis(20),
-            || Ok(child.try_wait().context("wait for the kernel guest")?),
+            || child.try_wait().context("wait for the kernel guest"),
             || directory.evidence(),
         );
         if ended.is_err() {
