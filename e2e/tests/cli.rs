@@ -276,7 +276,7 @@ async fn check_names_what_is_missing_and_is_content_when_all_is_there() {
         nobody.out
     );
 
-    let now = || jiff::Timestamp::now().to_string();
+    let now = || format!("{:.6}", jiff::Timestamp::now());
     let lease = json!({
         "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
         "metadata": {"name": "n-3", "labels": {"app.kubernetes.io/component": "node-agent"}, "annotations": {

@@ -105,15 +105,15 @@ const TIERS: &[Tier] = &[
 /// Crates whose tests need neither root nor a cluster.
 const UNIT: &[&str] = &["crds", "admin", "operator", "node-agent", "cli"];
 
-/// Runs the tiers and prints how each ended; fails if one failed.
+/// Runs the tiers and prints how each ended; gives whether all passed.
 ///
 /// The last line is `N passed, N failed`: every test counts one, and every tier without tests of its own counts one.
-pub fn run(ci: &Ci) -> Result<()> {
+pub fn run(ci: &Ci) -> Result<bool> {
     if ci.list {
         TIERS
             .iter()
             .for_each(|tier| println!("{:<10} {}", tier.name, tier.checks));
-        return Ok(());
+        return Ok(true);
     }
     if let Some(unknown) = ci
         .only
@@ -130,7 +130,7 @@ pub fn run(ci: &Ci) -> Result<()> {
         .filter(|tier| ci.only.is_empty() || ci.only.iter().any(|name| name == tier.name))
         .map(|tier| run_tier(tier, &mut suites, strict))
         .collect();
-    finish(&rows, start.elapsed())
+    Ok(finish(&rows, start.elapsed()))
 }
 
 fn run_tier(tier: &Tier, suites: &mut Suites, strict: bool) -> Row {
@@ -143,17 +143,14 @@ fn run_tier(tier: &Tier, suites: &mut Suites, strict: bool) -> Row {
     row
 }
 
-fn finish(rows: &[Row], took: Duration) -> Result<()> {
+fn finish(rows: &[Row], took: Duration) -> bool {
     println!("\n=== all tiers");
     rows.iter().for_each(|row| println!("{}", row.line()));
     println!("total      {}", tally::time(took));
     let passed: u64 = rows.iter().map(|row| row.tally.passed).sum();
     let failed: u64 = rows.iter().map(|row| row.tally.failed).sum();
     println!("{passed} passed, {failed} failed");
-    if rows.iter().any(|row| matches!(row.verdict, Verdict::Failed(_))) {
-        bail!("ci: not every tier passed");
-    }
-    Ok(())
+    !rows.iter().any(|row| matches!(row.verdict, Verdict::Failed(_)))
 }
 
 /// Runs a command in the repository's root, its output going where ours goes.

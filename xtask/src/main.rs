@@ -1,5 +1,7 @@
 //! `cargo xtask VERB`: the repository's tools.
 
+use std::process::ExitCode;
+
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use xtask::{ci, demo, generate, tidy, up};
@@ -27,13 +29,15 @@ enum Verb {
     Ci(ci::Ci),
 }
 
-fn main() -> Result<()> {
+fn main() -> Result<ExitCode> {
     match Cli::parse().verb {
         Verb::Up(options) => up::up(&options).map(drop),
         Verb::Gen(options) => generate::run(&options),
         Verb::Down => up::down(),
         Verb::Demo(options) => demo::run(&options),
         Verb::Tidy => tidy::run(),
-        Verb::Ci(options) => ci::run(&options),
+        // Its closing line is the last word; what failed was said above it.
+        Verb::Ci(options) => return ci::run(&options).map(|passed| ExitCode::from(u8::from(!passed))),
     }
+    .map(|()| ExitCode::SUCCESS)
 }
