@@ -13,6 +13,8 @@ use fairlead_supervisor::wire::{ENV_EPOCH, ENV_FD, ENV_PAYLOAD_GROUP};
 use crate::config::Config;
 use crate::log;
 use crate::os;
+use crate::os_poll;
+use crate::os_signal;
 use crate::setup::Groups;
 
 const BACKOFF_FIRST_MS: u64 = 100;
@@ -37,7 +39,7 @@ pub(crate) struct Running {
 impl Running {
     /// Whether the process lives. The sender of a request is judged by this before every clone.
     pub(crate) fn alive(&self) -> bool {
-        !os::readable_now(self.handle.as_fd())
+        !os_poll::readable_now(self.handle.as_fd())
     }
 
     pub(crate) fn signal(&self, signal: i32) {
@@ -176,7 +178,7 @@ fn launch(
         if let Some(join) = &join {
             os::write(join.as_fd(), b"0")?;
         }
-        os::reset_signals()?;
+        os_signal::reset_signals()?;
         os::die_with_parent(libc::SIGKILL)?;
         if std::os::unix::process::parent_id() != parent {
             return Err(io::ErrorKind::BrokenPipe.into());

@@ -10,6 +10,7 @@ use std::os::fd::RawFd;
 use fairlead_supervisor::step::Step;
 
 use crate::os;
+use crate::os_signal;
 
 /// Byte before the four of a little-endian error number.
 pub(crate) const FAILED: u8 = 0xff;
@@ -124,7 +125,7 @@ fn session(_: &Plan<'_>) -> Outcome {
 
 /// Handlers went with the clone flag or are none; what our parents ignored would stay ignored.
 fn signals(_: &Plan<'_>) -> Outcome {
-    os::reset_signals().map_err(|e| os::errno(&e))
+    os_signal::reset_signals().map_err(|e| os::errno(&e))
 }
 
 fn rlimits(plan: &Plan<'_>) -> Outcome {

@@ -5,11 +5,13 @@
 //! kills when told or when a deadline passes; it knows no policy and no Kubernetes.
 
 pub mod cgroup;
+mod cgroup_find;
 pub mod channel;
 pub mod client;
 pub mod command;
 pub mod probe;
 pub mod slot;
+mod slot_blocks;
 mod slot_codec;
 pub mod step;
 pub mod sys;

@@ -16,6 +16,9 @@ mod image;
 mod lifecycle;
 mod log;
 mod os;
+mod os_clone;
+mod os_poll;
+mod os_signal;
 mod pump;
 mod pump_link;
 mod pump_wire;
@@ -51,7 +54,7 @@ fn main() -> ExitCode {
 
 fn run(config: config::Config) -> std::io::Result<()> {
     setup::fill_standard_descriptors()?;
-    os::block_signals()?;
+    os_signal::block_signals()?;
     // Children inherit the place; a directory somebody may want to unmount is a bad one.
     std::env::set_current_dir("/")?;
     let Some(mut lock) = setup::lock_spool(&config.spool)? else {

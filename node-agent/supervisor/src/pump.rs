@@ -12,7 +12,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use fairlead_supervisor::slot::{self, Output, RING_LEN, Stream, StreamOutput};
 use fairlead_supervisor::{channel, sys};
 
-use crate::os::{self, Poller, errno};
+use crate::os::{self, errno};
+use crate::os_poll::{self, Poller};
 use crate::pump_wire::{Add, FromPump, ToPump};
 use crate::table::MAX_ENTRIES;
 
@@ -81,6 +82,8 @@ impl Pump {
             let mut record = [0u8; fairlead_supervisor::wire::RECORD_LEN];
             let (len, fds) = match channel::recv(self.socket.as_fd(), &mut record) {
                 Ok((0, _)) => return Ok(false),
+                // It ended with words of ours unread.
+                Err(e) if e.kind() == io::ErrorKind::ConnectionReset => return Ok(false),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(true),
                 other => other?,
             };
@@ -193,7 +196,9 @@ impl Pump {
         };
         loop {
             match channel::send(self.socket.as_fd(), &told.encode(), &[]) {
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => os::wait_writable(self.socket.as_fd())?,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    os_poll::wait_writable(self.socket.as_fd())?
+                }
                 other => return other,
             }
         }

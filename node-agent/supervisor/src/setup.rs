@@ -14,6 +14,7 @@ use fairlead_supervisor::cgroup::{self, Group};
 use crate::config::{BackendChoice, Config};
 use crate::log;
 use crate::os;
+use crate::os_signal;
 
 /// Longest wait for leftover groups of earlier starts to become empty and go away.
 const RECLAIM_BOUND: Duration = Duration::from_secs(10);
@@ -63,7 +64,7 @@ pub(crate) fn lock_spool(spool: &Path) -> io::Result<Option<Lock>> {
             ));
             told = true;
         }
-        if os::wait_stop_signal(LOCK_RETRY_MS) {
+        if os_signal::wait_stop_signal(LOCK_RETRY_MS) {
             return Ok(None);
         }
     }

@@ -1,6 +1,7 @@
 //! Blocks come back as written; anything torn, foreign or corrupt is absent.
 
 use super::*;
+use crate::wire::Cause;
 
 struct TempDir(PathBuf);
 

@@ -14,7 +14,8 @@ use crate::child::{self, Plan};
 use crate::hold::{Cgroup, Hold};
 use crate::image::Image;
 use crate::log;
-use crate::os::{self, CloneWish, Side, errno};
+use crate::os::{self, errno};
+use crate::os_clone::{self, CloneWish, Side};
 use crate::table::Flow;
 
 const KNOWN_FLAGS: u32 = FLAG_CGROUP | FLAG_SEPARATE_STDERR | FLAG_HOME | FLAG_PRIVATE_TMP;
@@ -225,11 +226,11 @@ fn clone_child(
     let mut side = if *join_by_write {
         Err(libc::ENOSYS)
     } else {
-        os::clone3(wish).map_err(|e| errno(&e))
+        os_clone::clone3(wish).map_err(|e| errno(&e))
     };
     if matches!(side, Err(libc::ENOSYS | libc::EPERM)) {
         plan.join = pipes.join.as_ref().map_or(-1, AsRawFd::as_raw_fd);
-        side = os::clone_plain(wish.mounts).map_err(|e| errno(&e));
+        side = os_clone::clone_plain(wish.mounts).map_err(|e| errno(&e));
         if matches!(side, Ok(Side::Parent(..))) && !*join_by_write {
             *join_by_write = true;
             log::warn(format_args!(

@@ -10,7 +10,9 @@ use crate::agent::Agent;
 use crate::config::Config;
 use crate::hold::Signaller;
 use crate::log;
-use crate::os::{self, Poller, Timer};
+use crate::os;
+use crate::os_poll::{Poller, Timer};
+use crate::os_signal;
 use crate::pump_link::PumpLink;
 use crate::setup::Groups;
 use crate::spawn::Spawner;
@@ -103,7 +105,7 @@ impl Supervisor {
         hide: Vec<std::ffi::CString>,
     ) -> io::Result<Supervisor> {
         let pump = PumpLink::start()?;
-        let (poller, timer, signals) = (Poller::new()?, Timer::new()?, os::signal_fd()?);
+        let (poller, timer, signals) = (Poller::new()?, Timer::new()?, os_signal::signal_fd()?);
         poller.add(signals.as_fd(), libc::EPOLLIN, token(Source::Signals, 0, 0))?;
         poller.add(timer.fd(), libc::EPOLLIN, token(Source::Timer, 0, 0))?;
         poller.add(pump.socket(), libc::EPOLLIN, token(Source::Pump, 0, 0))?;
@@ -183,7 +185,7 @@ impl Supervisor {
     }
 
     fn signals(&mut self) {
-        while let Some(signal) = os::next_signal(self.signals.as_fd()) {
+        while let Some(signal) = os_signal::next_signal(self.signals.as_fd()) {
             if signal == libc::SIGTERM as u32 || signal == libc::SIGINT as u32 {
                 self.begin_stop();
             }

@@ -1,0 +1,75 @@
+//! Making a child: `clone3`, and what stands in for it.
+
+use std::io;
+use std::os::fd::{OwnedFd, RawFd};
+
+use fairlead_supervisor::sys::check;
+
+use crate::os::own;
+
+/// Not right in every libc binding: `CLONE_INTO_CGROUP` does not fit the type used there.
+pub(crate) const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
+/// The same for `CLONE_CLEAR_SIGHAND`.
+pub(crate) const CLONE_CLEAR_SIGHAND: u64 = 0x1_0000_0000;
+const CLONE_PIDFD: u64 = 0x1000;
+const CLONE_NEWNS: u64 = 0x2_0000;
+
+/// How the child is to be made.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CloneWish {
+    /// Group to be born in.
+    pub(crate) cgroup: Option<RawFd>,
+    /// Own mount namespace.
+    pub(crate) mounts: bool,
+}
+
+/// Which side of a clone this is.
+pub(crate) enum Side {
+    /// The new process.
+    Child,
+    /// The supervisor, with the child's number and a handle on it.
+    Parent(i32, OwnedFd),
+}
+
+/// `clone3`: a fork that is born in its group, without our signal handlers, with a handle.
+pub(crate) fn clone3(wish: CloneWish) -> io::Result<Side> {
+    let mut pidfd: libc::c_int = -1;
+    // SAFETY: clone_args is plain data for which all zeros is valid.
+    let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
+    args.flags = CLONE_PIDFD | CLONE_CLEAR_SIGHAND;
+    args.pidfd = (&raw mut pidfd) as u64;
+    args.exit_signal = libc::SIGCHLD as u64;
+    if let Some(fd) = wish.cgroup {
+        args.flags |= CLONE_INTO_CGROUP;
+        args.cgroup = fd as u64;
+    }
+    if wish.mounts {
+        args.flags |= CLONE_NEWNS;
+    }
+    // SAFETY: without CLONE_VM this is a fork: the child has its own copy of all memory. The process has
+    // one thread, so no lock can be held elsewhere, and the child makes only system calls until exec.
+    let pid = check(
+        unsafe { libc::syscall(libc::SYS_clone3, &args, size_of::<libc::clone_args>()) } as libc::c_int,
+    )?;
+    if pid == 0 {
+        Ok(Side::Child)
+    } else {
+        Ok(Side::Parent(pid, own(pidfd)))
+    }
+}
+
+/// The older `clone`, for machines whose system call filter answers `clone3` with ENOSYS or EPERM.
+pub(crate) fn clone_plain(mounts: bool) -> io::Result<Side> {
+    let mut pidfd: libc::c_int = -1;
+    let flags = libc::SIGCHLD as u64 | CLONE_PIDFD | if mounts { CLONE_NEWNS } else { 0 };
+    let none = std::ptr::null_mut::<libc::c_void>();
+    // SAFETY: as for clone3; a null stack means "the same address in the copy". `pidfd` is written by the
+    // kernel before the call returns in the parent.
+    let pid = unsafe { libc::syscall(libc::SYS_clone, flags, none, &raw mut pidfd, none, none) };
+    let pid = check(pid as libc::c_int)?;
+    if pid == 0 {
+        Ok(Side::Child)
+    } else {
+        Ok(Side::Parent(pid, own(pidfd)))
+    }
+}
