@@ -11,7 +11,7 @@ use super::writes::Subject;
 use crate::time::{plus_millis, plus_seconds};
 use fairlead_crds::conditions::{self, kind, reason};
 use fairlead_crds::values::Time;
-use fairlead_crds::{AgentRun, AgentTurn, Cleanup, FailureClass, RunPhase, ToolExecution, TurnPhase};
+use fairlead_crds::{AgentRun, AgentTurn, FailureClass, RunPhase, ToolExecution, TurnPhase};
 use std::sync::Arc;
 
 /// A run with its state, as one argument.
@@ -81,11 +81,12 @@ impl<'a> Subjects<'a> {
             let message = format!("{what}. {fix}, and create the run again.");
             Some(End::failed(failure(FailureClass::Terminal, reason, &message)))
         };
-        if self.run.spec.desired_state.is_some() {
-            return Some(End::cancelled());
-        }
+        // An answer that is there is given, whatever was asked for meanwhile.
         if let Some(end) = self.end_of_last_turn() {
             return Some(end);
+        }
+        if self.run.spec.desired_state.is_some() {
+            return Some(End::cancelled());
         }
         if tool_calls(self.state) > limits.max_tool_calls {
             let what = format!("The model made {} tool calls; spec.limits.maxToolCalls is {}", tool_calls(self.state), limits.max_tool_calls);
@@ -175,8 +176,9 @@ impl<'a> Subjects<'a> {
         decision.actions.extend(self.left_behind(&progress));
         let waiting = progress.stage_began.is_some_and(|at| plus_millis(at, self.world.settings.visible_after_millis) <= self.now);
         let phase = if waiting { RunPhase::WaitingForTools } else { RunPhase::Running };
+        let message = format!("Tool calls of turn {} are in progress.", turn.spec.index);
         let mut status = in_phase(self.state, self.run, phase, "ToolCalls", self.now);
-        conditions::set_unknown(&mut status.conditions, kind::SUCCEEDED, phase.as_str(), "", self.run.metadata.generation, self.now);
+        conditions::set_unknown(&mut status.conditions, kind::SUCCEEDED, phase.as_str(), &message, self.run.metadata.generation, self.now);
         // Back from waiting is told with the next turn: it follows within moments.
         let told = status.turns == self.run.status.as_ref().map_or(0, |s| s.turns);
         if waiting || !told {
@@ -226,17 +228,8 @@ impl<'a> Subjects<'a> {
         progress.left_behind.iter().filter(|x| self.free(x)).filter_map(|x| super::execution::background(x, self.now)).collect()
     }
 
-    /// Executions of the run that are in its turns.
     fn executions(&self) -> impl Iterator<Item = &'a Arc<ToolExecution>> {
-        let namespace = self.run.metadata.namespace.clone().unwrap_or_default();
-        let world = self.world;
-        self.state
-            .turns
-            .values()
-            .filter_map(|t| t.status.as_ref())
-            .flat_map(|s| &s.tool_calls)
-            .filter_map(|c| c.execution_name.as_ref())
-            .filter_map(move |name| world.executions.get(&super::types::ObjectKey::new(namespace.clone(), name.clone())))
+        self.world.executions_of(self.run.metadata.uid.as_deref().unwrap_or_default())
     }
 
     /// Ends the run: closes the request, stops what is live, and writes the end when nothing is.
@@ -306,12 +299,7 @@ impl<'a> Subjects<'a> {
     fn confirmed_late(&self) -> Option<Action> {
         let status = self.run.status.as_ref()?;
         let unclean = conditions::find(&status.conditions, kind::CLEANED_UP).is_some_and(|c| c.status == "False");
-        let uid = self.uid();
-        let left = self.world.executions.values().any(|x| {
-            x.spec.run_ref.as_ref().is_some_and(|r| r.uid == uid)
-                && x.status.as_ref().and_then(|s| s.cleanup).is_some_and(|c| c != Cleanup::Confirmed)
-        });
-        if !unclean || left {
+        if !unclean || self.executions().any(|x| !is_settled(x)) {
             return None;
         }
         let mut status = status.clone();

@@ -144,6 +144,7 @@ pub struct World {
     /// Writes on their way, and those that failed.
     pub writes: Writes,
     turn_owner: BTreeMap<ObjectKey, (String, i64, i64)>,
+    executions_of: BTreeMap<String, BTreeSet<ObjectKey>>,
 }
 
 impl World {
@@ -198,6 +199,31 @@ impl World {
         state.object.as_ref().map(|object| (state, object))
     }
 
+    /// The executions of a run that are known.
+    pub fn executions_of(&self, run: &str) -> impl Iterator<Item = &Arc<ToolExecution>> {
+        self.executions_of.get(run).into_iter().flatten().filter_map(|key| self.executions.get(key))
+    }
+
+    fn keep(&mut self, key: ObjectKey, execution: Arc<ToolExecution>) {
+        if let Some(run) = &execution.spec.run_ref {
+            self.executions_of.entry(run.uid.clone()).or_default().insert(key.clone());
+        }
+        self.executions.insert(key, execution);
+    }
+
+    fn drop_execution(&mut self, key: &ObjectKey) -> Option<Arc<ToolExecution>> {
+        let execution = self.executions.remove(key)?;
+        if let Some(run) = &execution.spec.run_ref
+            && let Some(keys) = self.executions_of.get_mut(&run.uid)
+        {
+            keys.remove(key);
+            if keys.is_empty() {
+                self.executions_of.remove(&run.uid);
+            }
+        }
+        Some(execution)
+    }
+
     fn led(&mut self, term: Option<i64>, dirty: &mut BTreeSet<Key>) {
         self.term = term;
         self.waiting.clear();
@@ -237,12 +263,10 @@ impl World {
         let turns = std::mem::take(&mut state.turns);
         for turn in turns.values() {
             self.turn_owner.remove(&key_of(&turn.metadata));
-            for name in turn.status.iter().flat_map(|s| &s.tool_calls).filter_map(|c| c.execution_name.clone()) {
-                let key = ObjectKey::new(turn.metadata.namespace.clone().unwrap_or_default(), name);
-                if self.executions.get(&key).is_some_and(|x| is_settled(x)) {
-                    self.executions.remove(&key);
-                }
-            }
+        }
+        let settled: Vec<_> = self.executions_of(uid).filter(|x| is_settled(x)).map(|x| key_of(&x.metadata)).collect();
+        for key in settled {
+            self.drop_execution(&key);
         }
         self.waiting.retain(|_, w| w.run.as_deref() != Some(uid));
     }
@@ -312,14 +336,15 @@ impl World {
             Some(uid) => {
                 let over = self.runs.get(uid).and_then(|s| s.object.as_deref()).is_some_and(run_ended);
                 if over && is_settled(&execution) {
-                    self.executions.remove(&key);
+                    self.drop_execution(&key);
                 } else {
-                    self.executions.insert(key, execution);
+                    self.keep(key, execution);
                 }
                 dirty.insert(Key::Run(uid.clone()));
             }
             None => {
-                self.executions.insert(key.clone(), execution);
+                let kept = if ended { Arc::new(without_output(&execution)) } else { execution };
+                self.keep(key.clone(), kept);
                 dirty.insert(Key::Execution(key));
             }
         }
@@ -330,7 +355,7 @@ impl World {
         self.waiting.remove(key);
         self.writes.done(&Subject::Execution(key.clone()));
         dirty.insert(Key::Queue);
-        if let Some(uid) = self.executions.remove(key).and_then(|x| x.spec.run_ref.as_ref().map(|r| r.uid.clone())) {
+        if let Some(uid) = self.drop_execution(key).and_then(|x| x.spec.run_ref.as_ref().map(|r| r.uid.clone())) {
             dirty.insert(Key::Run(uid));
         }
     }
@@ -593,5 +618,15 @@ fn without_texts(run: &AgentRun) -> AgentRun {
     slim.spec.system_prompt = None;
     slim.spec.tools.clear();
     slim.metadata.managed_fields = None;
+    slim
+}
+
+/// A user's own execution that has ended, without the texts that only its reader needs.
+fn without_output(execution: &ToolExecution) -> ToolExecution {
+    let mut slim = execution.clone();
+    slim.spec.arguments.clear();
+    if let Some(status) = &mut slim.status {
+        status.output = None;
+    }
     slim
 }
