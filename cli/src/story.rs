@@ -6,7 +6,9 @@
 use crate::story_facts::{self, Fact};
 use crate::text;
 use fairlead_crds::values::Time;
-use fairlead_crds::{AgentRun, AgentTurn, ExecutionPhase, RunPhase, ToolExecution, TurnPhase};
+use fairlead_crds::{
+    AgentRun, AgentTurn, ExecutionPhase, RunPhase, ToolExecution, ToolExecutionStatus, TurnPhase,
+};
 use std::collections::{BTreeMap, HashSet};
 
 /// What is known of a run, and what was said.
@@ -125,12 +127,13 @@ impl Story {
 }
 
 fn live(execution: &ToolExecution, now: Time) -> Option<String> {
-    let status = execution.status.clone().unwrap_or_default();
+    let none = ToolExecutionStatus::default();
+    let status = execution.status.as_ref().unwrap_or(&none);
     let tool = &execution.spec.tool.tool_ref.name;
     let created = execution.metadata.creation_timestamp.as_ref().map(|time| time.0);
     match status.phase {
         Some(ExecutionPhase::Queued) => {
-            let reason = status.reason.unwrap_or_default();
+            let reason = status.reason.as_deref().unwrap_or_default();
             Some(format!("{tool} queued ({reason}) {}", ago(created, now)))
         }
         Some(phase) if phase.is_terminal() => None,

@@ -4,7 +4,8 @@ use crate::text::{self, Tone};
 use fairlead_crds::conditions::{find, is_true, kind};
 use fairlead_crds::values::Time;
 use fairlead_crds::{
-    AgentRun, AgentTurn, ExecutionPhase, RunPhase, ToolCall, ToolExecution, ToolExecutionStatus, TurnPhase,
+    AgentRun, AgentRunStatus, AgentTurn, AgentTurnStatus, ExecutionPhase, RunPhase, ToolCall, ToolExecution,
+    ToolExecutionStatus, TurnPhase,
 };
 
 /// Something that happened, to be said once.
@@ -26,7 +27,8 @@ fn fact(key: String, at: Option<Time>, tone: Option<Tone>, line: String) -> Fact
 
 /// That a run was taken up, is finishing, has ended.
 pub fn of_run(run: &AgentRun) -> Vec<Fact> {
-    let status = run.status.clone().unwrap_or_default();
+    let none = AgentRunStatus::default();
+    let status = run.status.as_ref().unwrap_or(&none);
     let spec = &run.spec;
     let model = spec
         .model
@@ -78,7 +80,8 @@ pub fn of_run(run: &AgentRun) -> Vec<Fact> {
 
 /// The last line on a run that has ended, and its colour.
 pub fn end_of_run(run: &AgentRun) -> (String, Option<Tone>) {
-    let status = run.status.clone().unwrap_or_default();
+    let none = AgentRunStatus::default();
+    let status = run.status.as_ref().unwrap_or(&none);
     let phase = status.phase.unwrap_or(RunPhase::Pending);
     let took = match (status.start_time, status.completion_time) {
         (Some(start), Some(end)) => format!(
@@ -89,6 +92,7 @@ pub fn end_of_run(run: &AgentRun) -> (String, Option<Tone>) {
     };
     let tokens = status
         .usage
+        .as_ref()
         .map(|usage| format!(", {}", text::count(usage.total_tokens, "token")));
     let mut line = format!(
         "run    {phase}{took}: {}, {}{}",
@@ -96,7 +100,7 @@ pub fn end_of_run(run: &AgentRun) -> (String, Option<Tone>) {
         text::count(status.tool_calls, "tool call"),
         tokens.unwrap_or_default()
     );
-    if let Some(failure) = status.failure {
+    if let Some(failure) = &status.failure {
         line.push_str(&format!(
             "\n       {}: {}",
             failure.reason,
@@ -109,7 +113,8 @@ pub fn end_of_run(run: &AgentRun) -> (String, Option<Tone>) {
 /// That a turn was asked, and what came of it.
 pub fn of_turn(turn: &AgentTurn) -> Vec<Fact> {
     let (index, attempt) = (turn.spec.index, turn.spec.attempt);
-    let status = turn.status.clone().unwrap_or_default();
+    let none = AgentTurnStatus::default();
+    let status = turn.status.as_ref().unwrap_or(&none);
     let key = |what: &str| format!("turn/{index}/{attempt}/{what}");
     let again = if attempt > 1 {
         format!(", attempt {attempt}")
@@ -145,6 +150,7 @@ pub fn of_turn(turn: &AgentTurn) -> Vec<Fact> {
         _ => {
             let failure = status
                 .failure
+                .as_ref()
                 .map(|f| format!(" ({}): {}", f.reason, text::visible(&f.message)));
             (
                 Some(Tone::Bad),
@@ -186,7 +192,8 @@ fn of_call(call: &ToolCall, key: &str) -> Fact {
 
 /// That an execution waits, runs, was left behind by its run, has ended.
 pub fn of_execution(execution: &ToolExecution) -> Vec<Fact> {
-    let status = execution.status.clone().unwrap_or_default();
+    let none = ToolExecutionStatus::default();
+    let status = execution.status.as_ref().unwrap_or(&none);
     let name = execution.metadata.name.clone().unwrap_or_default();
     let tool = &execution.spec.tool.tool_ref.name;
     let key = |what: &str| format!("tx/{name}/{what}");
@@ -226,7 +233,7 @@ pub fn of_execution(execution: &ToolExecution) -> Vec<Fact> {
             key("ended"),
             status.completion_time,
             Some(tone),
-            ended(tool, phase, &status),
+            ended(tool, phase, status),
         ));
     }
     facts
