@@ -416,3 +416,36 @@ fn as_the_first_process_of_a_namespace_its_death_is_everybodys() {
     let (_agent, states) = rig.agent();
     assert!(states.is_empty() && !rig.payload(1).path().exists());
 }
+
+#[test]
+fn two_hundred_at_once_all_end_and_nothing_is_left() {
+    if !ready() {
+        return;
+    }
+    let rig = Rig::start("many", &[]);
+    let (mut agent, _) = rig.agent();
+    let attempts: Vec<Attempt> = (1..=200).map(|number| rig.attempt(number)).collect();
+    for attempt in &attempts {
+        agent.spawn(attempt, &["sh", "-c", "echo $$; sleep 0.2; echo end"]);
+    }
+    for attempt in &attempts {
+        assert_eq!(agent.exited(attempt).wait_status, 0);
+        agent.emptied(attempt);
+        agent.drained(attempt);
+        assert!(attempt.output().ends_with("\nend\n"), "{}", attempt.output());
+        attempt.group().remove(Duration::from_secs(1)).expect("remove");
+        agent
+            .client
+            .send(&Request::Forget { key: attempt.key })
+            .expect("forget");
+    }
+    let last = attempts[199].key;
+    agent.client.send(&Request::Kill { key: last }).expect("kill");
+    agent.wait("everything is forgotten", |e| *e == Event::Unknown { key: last });
+    let open = fs::read_dir(format!("/proc/{}/fd", rig.supervisor.id()))
+        .expect("fds")
+        .count();
+    assert!(open < 20, "{open} descriptors are left open");
+    let left = children(rig.supervisor.id().cast_signed());
+    assert_eq!(left.len(), 2, "only agent and pump are left: {left:?}");
+}
