@@ -1,7 +1,9 @@
 //! The CustomResourceDefinitions, made from the types.
 
 use crate::{AgentRun, AgentTurn, ModelProvider, Tool, ToolExecution};
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray,
+};
 use kube_core::CustomResourceExt;
 
 /// Revision of the schemas. The parts refuse to be ready over CRDs of a lower one.
@@ -18,9 +20,28 @@ pub fn all_crds() -> Vec<CustomResourceDefinition> {
                 .annotations
                 .get_or_insert_default()
                 .insert(CRD_REVISION_ANNOTATION.to_owned(), CRD_REVISION.to_string());
+            for version in &mut crd.spec.versions {
+                if let Some(schema) = version.schema.as_mut().and_then(|s| s.open_api_v3_schema.as_mut()) {
+                    unwrap_lines(schema);
+                }
+            }
             crd
         })
         .collect()
+}
+
+/// A doc comment is broken into lines for its reader here; `kubectl explain` breaks lines itself.
+fn unwrap_lines(schema: &mut JSONSchemaProps) {
+    if let Some(text) = &mut schema.description {
+        let paragraphs: Vec<_> = text.split("\n\n").map(|p| p.lines().map(str::trim).collect::<Vec<_>>().join(" ")).collect();
+        *text = paragraphs.join("\n\n").trim().to_owned();
+    }
+    for property in schema.properties.iter_mut().flat_map(|p| p.values_mut()) {
+        unwrap_lines(property);
+    }
+    if let Some(JSONSchemaPropsOrArray::Schema(items)) = &mut schema.items {
+        unwrap_lines(items);
+    }
 }
 
 #[cfg(test)]
