@@ -129,7 +129,7 @@ impl<'a> Subjects<'a> {
     /// Makes a turn, or waits for what is missing, or gives up on it.
     fn next_turn(&self, index: i64, since: Time) -> Decision {
         if let Some((because, at)) = self.world.writes.blocked(&Subject::Turn(self.uid()), self.now) {
-            return Decision { because: vec![because], wake: at, actions: Vec::new() };
+            return self.held_up(because, at);
         }
         if index > self.run.spec.limits.max_turns {
             let message = format!(
@@ -148,13 +148,32 @@ impl<'a> Subjects<'a> {
         }
     }
 
+    /// Waits for a write, and says on the run why it was refused: a quota or a missing right can last.
+    fn held_up(&self, because: Because, at: Option<Time>) -> Decision {
+        let mut decision = Decision { actions: Vec::new(), wake: at, because: Vec::new() };
+        if let Because::BackingOff { message } = &because {
+            decision.actions.extend(self.tell_refusal(message));
+        }
+        decision.because.push(because);
+        decision
+    }
+
+    fn tell_refusal(&self, message: &str) -> Option<Action> {
+        let mut status = in_phase(self.state, self.run, self.lasting_phase(), reason::WRITE_REFUSED, self.now);
+        let generation = self.run.metadata.generation;
+        conditions::set_unknown(&mut status.conditions, kind::SUCCEEDED, reason::WRITE_REFUSED, message, generation, self.now);
+        publish(&self.world.writes, self.run, status, self.now)
+    }
+
+    /// The phase that was last written, or the first one.
+    fn lasting_phase(&self) -> RunPhase {
+        self.run.status.as_ref().and_then(|s| s.phase).unwrap_or(RunPhase::Pending)
+    }
+
     /// Says on the run what it waits for, once it has waited long enough for somebody to wonder.
     fn missing(&self, missing: turn::Missing, since: Time) -> Decision {
         let visible_at = plus_millis(since.max(self.created()), self.world.settings.visible_after_millis);
-        let mut status = in_phase(self.state, self.run, RunPhase::Pending, missing.reason, self.now);
-        if let Some(phase) = self.run.status.as_ref().and_then(|s| s.phase) {
-            status.phase = Some(phase);
-        }
+        let mut status = in_phase(self.state, self.run, self.lasting_phase(), missing.reason, self.now);
         conditions::set_unknown(&mut status.conditions, kind::SUCCEEDED, missing.reason, &missing.message, self.run.metadata.generation, self.now);
         let mut decision = turn::wait_for(missing, self.now);
         if visible_at <= self.now {
@@ -176,6 +195,16 @@ impl<'a> Subjects<'a> {
         decision.actions.extend(self.left_behind(&progress));
         let waiting = progress.stage_began.is_some_and(|at| plus_millis(at, self.world.settings.visible_after_millis) <= self.now);
         let phase = if waiting { RunPhase::WaitingForTools } else { RunPhase::Running };
+        for (key, _) in &progress.wanted {
+            if let Some((_, Some(at))) = self.world.writes.blocked(&Subject::Execution(key.clone()), self.now) {
+                decision.wake_by(at);
+            }
+        }
+        let refused = progress.wanted.iter().find_map(|(key, _)| self.world.writes.last_failure(&Subject::Execution(key.clone())));
+        if let Some(message) = refused {
+            decision.actions.extend(self.tell_refusal(message));
+            return decision;
+        }
         let message = format!("Tool calls of turn {} are in progress.", turn.spec.index);
         let mut status = in_phase(self.state, self.run, phase, "ToolCalls", self.now);
         conditions::set_unknown(&mut status.conditions, kind::SUCCEEDED, phase.as_str(), &message, self.run.metadata.generation, self.now);
