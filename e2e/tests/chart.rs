@@ -6,9 +6,11 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use fairlead_e2e::*;
 use serde_json::{Value, json};
+use xtask::stack::{Profile, Programs};
 use xtask::{install, repo};
 
 fn chart() -> String {
@@ -48,6 +50,7 @@ const CASES: [(&str, &[&str], &[&str]); 5] = [
             "nodeAgent.privileged=false",
             "nodeAgent.runtimeClassName=cgroup-writable",
             "nodeAgent.capacity=8",
+            "nodeAgent.isolation=required",
             "nodeAgent.uidRange.first=500000",
             "nodeAgent.uidRange.last=500999",
             "nodeAgent.spool.hostPath=/data/fairlead",
@@ -56,6 +59,8 @@ const CASES: [(&str, &[&str], &[&str]); 5] = [
         ],
         &[
             "--uid-range=500000-500999",
+            "--backend\n        - cgroup-v2",
+            "--backend\n        - cgroup-v2",
             "runtimeClassName: cgroup-writable",
             "path: \"/data/fairlead\"",
             "SYS_ADMIN",
@@ -150,6 +155,10 @@ fn values_that_are_unknown_or_wrong_are_refused() {
         ("image.pullPolicy=Sometimes", ["/image/pullPolicy", "one of"]),
         ("operator.metricsPort=70000", ["/operator/metricsPort", "maximum"]),
         ("crds.keep=maybe", ["/crds/keep", "boolean"]),
+        (
+            "nodeAgent.drainSeconds=61",
+            ["nodeAgent.terminationGracePeriodSeconds", "raise it"],
+        ),
         (
             "nodeAgent.uidRange.first=300000",
             ["nodeAgent.uidRange", "exchange them"],
@@ -340,4 +349,55 @@ async fn an_upgrade_keeps_the_leader_and_an_uninstall_keeps_the_record() {
     runs.get("task").await.expect("the record is kept");
     install::chart(plane.cluster(), &[]).expect("the chart takes over the CRDs it left");
     policies_are_the_ones_our_parts_look_for();
+}
+
+/// The arguments of the container of `workload` in what is rendered.
+fn arguments(rendered: &str, workload: &str) -> Vec<String> {
+    let documents = rendered
+        .split("\n---\n")
+        .filter(|text| text.contains(&format!("kind: {workload}\n")));
+    let parsed: Vec<Value> = documents
+        .map(|text| serde_saphyr::from_str(text).unwrap())
+        .collect();
+    assert_eq!(parsed.len(), 1, "one {workload}");
+    let container = &parsed[0]["spec"]["template"]["spec"]["containers"][0];
+    let words = container["args"].as_array().unwrap().iter();
+    words.map(|word| word.as_str().unwrap().to_owned()).collect()
+}
+
+/// Checks that `program` knows every flag in `arguments`, and that only the supervisor gets its values apart.
+fn known(program: &Path, arguments: &[String]) {
+    let output = Command::new(program).arg("--help").output().unwrap();
+    let help = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+    let known: BTreeSet<&str> = help
+        .split(|c: char| !(c.is_alphanumeric() || c == '-'))
+        .filter(|word| word.starts_with("--"))
+        .collect();
+    for flag in arguments.iter().filter(|word| word.starts_with("--")) {
+        let name = flag.split_once('=').map_or(flag.as_str(), |(name, _)| name);
+        assert!(
+            known.contains(name),
+            "{} does not know {name}:\n{help}",
+            program.display()
+        );
+    }
+}
+
+#[test]
+fn the_programs_know_every_flag_the_chart_gives_them() {
+    let programs = Programs::build(Profile::Debug).unwrap();
+    let rendered = render(&[]).unwrap();
+    known(
+        &programs.dir.join("fairlead-operator"),
+        &arguments(&rendered, "Deployment"),
+    );
+    let all = arguments(&rendered, "DaemonSet");
+    let at = all.iter().position(|word| word == "--").unwrap();
+    let (supervisor, agent) = (&all[..at], &all[at + 1..]);
+    known(&programs.dir.join("fairlead-supervisor"), supervisor);
+    assert!(
+        supervisor.iter().all(|word| !word.contains('=')),
+        "{supervisor:?}"
+    );
+    known(&programs.dir.join("fairlead-node-agent"), agent);
 }
