@@ -231,6 +231,12 @@ impl World {
             .collect()
     }
 
+    /// Whether anything is kept that a list of what exists could make superfluous.
+    pub fn remembers(&self) -> bool {
+        let tombstones = self.tombstones.iter().any(|set| !set.is_empty());
+        !self.attempts.is_empty() || !self.high_water.is_empty() || tombstones
+    }
+
     /// Number of attempts whose processes may be there.
     pub fn running(&self) -> usize {
         self.attempts

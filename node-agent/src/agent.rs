@@ -1,0 +1,252 @@
+//! The loop: next event → absorb → decide → execute.
+
+use crate::executor::Executor;
+use crate::host::Host;
+use crate::ids;
+use crate::link::Said;
+use crate::metrics::Metrics;
+use crate::timers::Timers;
+use anyhow::{Result, bail};
+use fairlead_admin::{ReadyToken, Shutdown};
+use fairlead_crds::ToolExecution;
+use fairlead_decide::node::{
+    Action, AttemptKey, Entry, Event, Held, Key, ObjectRef, ProcessFact, RunKey, Snapshot, World, decide,
+};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+
+const HEARTBEAT: Duration = Duration::from_secs(1);
+/// Pause between two looks at which executions exist: how long bytes stay after their object is gone.
+const EXISTING: Duration = Duration::from_secs(10);
+/// How long work under way may take when the agent is told to end.
+const FINISH_BOUND: Duration = Duration::from_secs(3);
+/// Inputs taken before timers and heartbeat have their turn.
+const TURN: usize = 256;
+/// Most times one key is decided in a row; twice is normal: the second says when to look again.
+const ROUNDS: u32 = 8;
+
+/// What reaches the loop.
+#[derive(Debug)]
+pub(crate) enum Input {
+    /// An event of the core.
+    Event(Event),
+    /// The supervisor said something; `None`: it is gone.
+    Said(Option<Said>),
+    /// The first complete list and the journal.
+    Listed(Box<Listing>),
+    /// Which executions exist; `None`: that could not be found out.
+    Existing(Option<BTreeSet<String>>),
+}
+
+/// The API's and the spool's part of the world at a start.
+#[derive(Debug)]
+pub(crate) struct Listing {
+    pub(crate) live: Vec<Arc<ToolExecution>>,
+    pub(crate) kept: BTreeMap<String, (ObjectRef, RunKey)>,
+    pub(crate) held: Vec<Held>,
+    pub(crate) runs: Vec<(RunKey, u32)>,
+}
+
+/// The loop's state.
+pub(crate) struct Agent {
+    host: Arc<Host>,
+    executor: Executor,
+    metrics: Metrics,
+    world: World,
+    timers: Timers,
+    /// What the supervisor said before the first list; `None` afterwards.
+    early: Option<BTreeMap<AttemptKey, Vec<ProcessFact>>>,
+    listing: bool,
+    ready: ReadyToken,
+}
+
+impl Agent {
+    /// A loop that waits for the first list. `entries` is what the supervisor answered to Hello.
+    pub(crate) fn new(
+        host: Arc<Host>,
+        executor: Executor,
+        metrics: Metrics,
+        entries: Vec<Entry>,
+        ready: ReadyToken,
+    ) -> Self {
+        let early = entries
+            .into_iter()
+            .map(|entry| (entry.key, entry.facts))
+            .collect();
+        let world = World::new(host.node.clone());
+        let timers = Timers::default();
+        Self {
+            host,
+            executor,
+            metrics,
+            world,
+            timers,
+            early: Some(early),
+            listing: false,
+            ready,
+        }
+    }
+
+    /// Runs until the shutdown begins.
+    ///
+    /// # Errors
+    /// When the supervisor is gone: without it there is nothing to be done.
+    pub(crate) async fn run(
+        mut self,
+        mut inputs: UnboundedReceiver<Input>,
+        shutdown: Shutdown,
+    ) -> Result<()> {
+        let mut heartbeat = interval(HEARTBEAT);
+        heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut existing = interval(EXISTING);
+        existing.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let next = self
+                .timers
+                .next()
+                .map(|at| Instant::now() + Duration::from_millis(at.saturating_sub(ids::now().boot_ms)));
+            tokio::select! {
+                biased;
+                () = shutdown.wait() => break,
+                _ = heartbeat.tick() => self.host.link.heartbeat(),
+                () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => self.due(),
+                _ = existing.tick() => self.look_at_existing(),
+                input = inputs.recv() => {
+                    let mut input = input;
+                    for _ in 0..TURN {
+                        let Some(taken) = input else { break };
+                        self.take(taken)?;
+                        input = inputs.try_recv().ok();
+                    }
+                    if let Some(taken) = input {
+                        self.take(taken)?;
+                    }
+                    self.metrics.running(self.world.running());
+                }
+            }
+        }
+        // Whatever is not done by then is found by the next agent.
+        let _ = tokio::time::timeout(FINISH_BOUND, self.executor.finish()).await;
+        Ok(())
+    }
+
+    fn take(&mut self, input: Input) -> Result<()> {
+        match input {
+            Input::Event(event) => self.absorb(event),
+            Input::Said(Some(said)) => self.said(said),
+            Input::Said(None) => bail!("the supervisor closed the connection"),
+            Input::Listed(listing) => self.listed(*listing),
+            Input::Existing(existing) => {
+                self.listing = false;
+                if let Some(existing) = existing {
+                    self.absorb(Event::Existing(existing));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn said(&mut self, said: Said) {
+        if let Some(early) = &mut self.early {
+            early.entry(said.key).or_default().extend(said.facts);
+            return;
+        }
+        for fact in said.facts {
+            self.absorb(Event::Process {
+                key: said.key.clone(),
+                fact,
+            });
+        }
+    }
+
+    fn listed(&mut self, listing: Listing) {
+        let early = self.early.take().unwrap_or_default();
+        let Listing {
+            live,
+            kept,
+            held,
+            runs,
+        } = listing;
+        let entries: Vec<Entry> = early
+            .into_iter()
+            .map(|(key, facts)| Entry { key, facts })
+            .collect();
+        tracing::info!(
+            live = live.len(),
+            kept = kept.len(),
+            slots = held.len(),
+            entries = entries.len(),
+            runs = runs.len(),
+            "read the node's state"
+        );
+        let snapshot = Snapshot {
+            at: ids::now(),
+            live,
+            kept,
+            held,
+            entries,
+            runs,
+        };
+        self.absorb(Event::Resynced(Box::new(snapshot)));
+        self.metrics.adopted(self.world.running());
+        self.ready.set_ready();
+    }
+
+    fn look_at_existing(&mut self) {
+        if self.early.is_none() && !self.listing && self.world.remembers() {
+            self.listing = true;
+            self.executor.list_existing();
+        }
+    }
+
+    fn absorb(&mut self, event: Event) {
+        self.metrics.observe(&event, ids::now().boot_ms);
+        for key in self.world.absorb(event) {
+            self.decide(key);
+        }
+    }
+
+    fn due(&mut self) {
+        let now = ids::now().boot_ms;
+        while let Some(key) = self.timers.take_due(now) {
+            self.decide(key);
+        }
+    }
+
+    /// Decides a key until nothing is to be done for it now.
+    fn decide(&mut self, key: Key) {
+        let mut keys = BTreeSet::from([key]);
+        let mut rounds = 0;
+        while let Some(key) = keys.pop_first() {
+            rounds += 1;
+            let now = ids::now();
+            let decision = decide(&self.world, &key, now);
+            self.timers.set(key.clone(), decision.wake);
+            tracing::debug!(?key, because = ?decision.because, actions = decision.actions.len(), "decided");
+            if rounds > ROUNDS {
+                tracing::error!(?key, ?decision, "decided over and over");
+                return;
+            }
+            for action in decision.actions {
+                self.count(&action, now.boot_ms);
+                let begun = Event::Begun {
+                    action: Box::new(action.clone()),
+                    at: now,
+                };
+                keys.extend(self.world.absorb(begun));
+                self.executor.carry_out(action);
+            }
+        }
+    }
+
+    fn count(&mut self, action: &Action, now_ms: u64) {
+        match action {
+            Action::Start(start) => self.metrics.taken_up(&start.key, now_ms),
+            Action::Report(report) => self.metrics.reporting(report, now_ms),
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! What is read when an attempt has ended, and its clean-up.
+
+use crate::host::Host;
+use crate::ids;
+use fairlead_crds::ExecutionOutput;
+use fairlead_decide::node::{AttemptKey, Collected};
+use fairlead_decide::output::{Canonical, canonical};
+use fairlead_supervisor::cgroup::{Group, Usage};
+use fairlead_supervisor::slot::{Stream, StreamOutput};
+use fairlead_supervisor::wire::Request;
+use sha2::{Digest, Sha256};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+/// Longest wait for a group that is known to be empty to go away.
+const REMOVE_BOUND: Duration = Duration::from_secs(1);
+/// Longest try to empty a group on the way to removing it.
+const KILL_BOUND: Duration = Duration::from_millis(500);
+/// Bytes read at once for the digest.
+const CHUNK: usize = 256 * 1024;
+/// Most process ids named in a message.
+const PIDS_NAMED: usize = 16;
+
+/// Reads counters and output of an attempt and removes its group. Blocks.
+pub(crate) fn collect(
+    host: &Host,
+    key: &AttemptKey,
+    name: &str,
+    max_bytes: usize,
+    populated: bool,
+) -> Collected {
+    let group = host.group(key);
+    // Before the group goes, and after the last process did.
+    let usage = group.as_ref().map_or_else(Usage::default, |group| {
+        group.usage().unwrap_or_else(|error| {
+            tracing::debug!(execution = %key, %error, "read the counters");
+            Usage::default()
+        })
+    });
+    let clean_up = match (&group, populated) {
+        (Some(group), true) => Err(left_over(group)),
+        (None, true) => Err("processes of its session could not be ended".to_owned()),
+        (Some(group), false) => group
+            .remove(REMOVE_BOUND)
+            .map_err(|error| format!("{error}; {}", left_over(group))),
+        (None, false) => Ok(()),
+    };
+    let (output, output_note) = read_output(host, key, name, max_bytes);
+    let number = |value: Option<u64>| value.and_then(|value| i64::try_from(value).ok());
+    Collected {
+        output,
+        output_note,
+        cpu_millis: number(usage.cpu_usec).map(|usec| usec / 1_000),
+        memory_peak_bytes: number(usage.memory_peak),
+        pids_peak: number(usage.pids_peak),
+        oom_kills: number(usage.memory_events.map(|events| events.oom_kill)).unwrap_or(0),
+        clean_up,
+    }
+}
+
+fn left_over(group: &Group) -> String {
+    let pids = group.procs().unwrap_or_default();
+    let named: Vec<String> = pids.iter().take(PIDS_NAMED).map(i32::to_string).collect();
+    let more = if pids.len() > PIDS_NAMED { " and more" } else { "" };
+    format!(
+        "group {} is not empty: processes {}{more}",
+        group.path().display(),
+        named.join(", ")
+    )
+}
+
+fn read_output(
+    host: &Host,
+    key: &AttemptKey,
+    name: &str,
+    max_bytes: usize,
+) -> (ExecutionOutput, Option<String>) {
+    match try_output(host, key, name, max_bytes) {
+        Ok(read) => read,
+        Err(error) => {
+            tracing::error!(execution = %key, %error, "read the output");
+            let output = ExecutionOutput {
+                text: String::new(),
+                truncated: true,
+                total_bytes: 0,
+                sha256: String::new(),
+            };
+            (output, Some(format!("its output could not be read: {error}")))
+        }
+    }
+}
+
+fn try_output(
+    host: &Host,
+    key: &AttemptKey,
+    name: &str,
+    max_bytes: usize,
+) -> io::Result<(ExecutionOutput, Option<String>)> {
+    let path = host.spool.stdout(key);
+    let mut file = File::open(&path)?;
+    let stored = file.metadata()?.len();
+    let sha256 = digest(&mut file)?;
+    let slot = host.spool.slot(key)?;
+    let account = slot.read()?.output.map(|output| output.stdout);
+    let account = account.unwrap_or(StreamOutput {
+        total: stored,
+        stored,
+        errno: 0,
+        ended: true,
+    });
+    let total = account.total.max(stored);
+    let head = read_at(&file, 0, (max_bytes as u64).min(stored))?;
+    let tail = if account.dropped() > 0 {
+        slot.read_tail(Stream::Stdout, &account)?
+    } else {
+        let want = (max_bytes as u64).min(stored);
+        read_at(&file, stored - want, want)?
+    };
+    let Canonical { text, truncated } = canonical(&head, &tail, total, max_bytes, name);
+    let output = ExecutionOutput {
+        text,
+        truncated,
+        total_bytes: i64::try_from(total).unwrap_or(i64::MAX),
+        sha256,
+    };
+    Ok((output, note(&account)))
+}
+
+fn note(account: &StreamOutput) -> Option<String> {
+    if account.errno != 0 {
+        let error = io::Error::from_raw_os_error(account.errno);
+        let (stored, total) = (account.stored, account.total);
+        return Some(format!(
+            "its output could not all be stored ({stored} of {total} bytes): {error}"
+        ));
+    }
+    let dropped = account.dropped();
+    (dropped > 0).then(|| format!("{dropped} bytes of its output beyond what a node keeps were dropped"))
+}
+
+fn digest(file: &mut File) -> io::Result<String> {
+    let mut hash = Sha256::new();
+    let mut buffer = vec![0_u8; CHUNK];
+    loop {
+        match file.read(&mut buffer)? {
+            0 => break,
+            n => hash.update(buffer.get(..n).unwrap_or_default()),
+        }
+    }
+    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+fn read_at(file: &File, offset: u64, len: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0_u8; usize::try_from(len).unwrap_or(0)];
+    file.read_exact_at(&mut bytes, offset)?;
+    Ok(bytes)
+}
+
+/// Empties and removes the group of an attempt. Blocks for about a second at most.
+///
+/// # Errors
+/// One sentence with the group and the processes that are left.
+pub(crate) fn clean_up(host: &Host, key: &AttemptKey) -> Result<(), String> {
+    if let Some(group) = host.group(key) {
+        match group.kill_until_empty(KILL_BOUND) {
+            Ok(true) => group.remove(REMOVE_BOUND).map_err(|error| error.to_string())?,
+            Ok(false) => return Err(left_over(&group)),
+            Err(error) => return Err(error.to_string()),
+        }
+    }
+    forget(host, key)
+}
+
+/// Removes everything of an attempt. Blocks for about a second at most.
+///
+/// # Errors
+/// One sentence with what is left.
+pub(crate) fn discard(host: &Host, key: &AttemptKey) -> Result<(), String> {
+    clean_up(host, key)?;
+    host.spool
+        .remove_attempt(key)
+        .map_err(|error| format!("remove {}: {error}", host.spool.attempt(key).display()))
+}
+
+/// Lets the supervisor drop its entry.
+pub(crate) fn forget(host: &Host, key: &AttemptKey) -> Result<(), String> {
+    ids::to_wire(key).map_or(Ok(()), |key| host.tell("Forget", &Request::Forget { key }))
+}

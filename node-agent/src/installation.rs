@@ -1,0 +1,60 @@
+//! Whether the cluster has what the agent's promises rest on: the CRD and the admission policies of the chart.
+
+use anyhow::{Context, Result, bail};
+use fairlead_admin::ReadyToken;
+use fairlead_crds::names::ADMISSION_POLICIES;
+use fairlead_crds::{CRD_REVISION, CRD_REVISION_ANNOTATION};
+use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicy;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::{Api, Client, ResourceExt};
+use std::time::Duration;
+
+const CRD: &str = "toolexecutions.fairlead.dev";
+const AGAIN_WHEN_MISSING: Duration = Duration::from_secs(2);
+const AGAIN_WHEN_THERE: Duration = Duration::from_secs(60);
+
+/// Keeps `ready` true while all is there. Never ends.
+pub(crate) async fn keep_checking(client: Client, ready: ReadyToken) {
+    loop {
+        let pause = match check(&client).await {
+            Ok(()) => {
+                ready.set_ready();
+                AGAIN_WHEN_THERE
+            }
+            Err(error) => {
+                ready.set_not_ready(format!("{error:#}"));
+                AGAIN_WHEN_MISSING
+            }
+        };
+        tokio::time::sleep(pause).await;
+    }
+}
+
+async fn check(client: &Client) -> Result<()> {
+    let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
+    let found = crds
+        .get_opt(CRD)
+        .await
+        .with_context(|| format!("read the CustomResourceDefinition {CRD}"))?;
+    let Some(found) = found else {
+        bail!("CustomResourceDefinition {CRD} is missing; install the chart")
+    };
+    let revision = found
+        .annotations()
+        .get(CRD_REVISION_ANNOTATION)
+        .and_then(|text| text.parse::<u32>().ok());
+    if revision.is_none_or(|revision| revision < CRD_REVISION) {
+        bail!(
+            "CustomResourceDefinition {CRD} is older than this node agent; upgrade the chart with its CRDs"
+        );
+    }
+    let policies: Api<ValidatingAdmissionPolicy> = Api::all(client.clone());
+    for name in ADMISSION_POLICIES {
+        let found = policies.get_opt(name).await;
+        let found = found.with_context(|| format!("read the ValidatingAdmissionPolicy {name}"))?;
+        if found.is_none() {
+            bail!("ValidatingAdmissionPolicy {name} is missing; install the chart");
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,118 @@
+//! Status writes and reads of one execution.
+
+use fairlead_crds::names::MANAGER_NODE_AGENT;
+use fairlead_crds::{API_VERSION, ToolExecution};
+use fairlead_decide::node::{ObjectRef, Report, ReportFailure};
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client, Error};
+use serde_json::json;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Longest wait for the API server's answer.
+const BOUND: Duration = Duration::from_secs(15);
+
+/// Applies a status as the agent's field manager.
+///
+/// # Errors
+/// Whether it may succeed later. A write whose answer was lost counts as one that may: applying the same again changes
+/// nothing.
+pub(crate) async fn write(client: Client, report: &Report) -> Result<(), ReportFailure> {
+    let api: Api<ToolExecution> = Api::namespaced(client, &report.object.namespace);
+    let body = json!({
+        "apiVersion": API_VERSION,
+        "kind": "ToolExecution",
+        "metadata": {"name": report.object.name, "namespace": report.object.namespace},
+        "status": report.status,
+    });
+    let params = PatchParams::apply(MANAGER_NODE_AGENT).force().validation_strict();
+    let patch = Patch::Apply(&body);
+    let result = tokio::time::timeout(BOUND, api.patch_status(&report.object.name, &params, &patch)).await;
+    let (execution, level) = (&report.key, report.level);
+    match result {
+        Ok(Ok(stored)) if stored.metadata.uid.as_deref() == Some(execution.uid.as_str()) => Ok(()),
+        Ok(Ok(_)) => {
+            // The admission policy compares fences, so this is a cluster without it.
+            tracing::error!(%execution, ?level, "the status went to a successor of the same name");
+            Err(ReportFailure::NotFound)
+        }
+        Ok(Err(error)) => {
+            let failure = judge(&error);
+            tracing::warn!(%execution, ?level, ?failure, %error, "write the status");
+            Err(failure)
+        }
+        Err(_) => {
+            tracing::warn!(%execution, ?level, "write the status: no answer within {BOUND:?}");
+            Err(ReportFailure::Transient)
+        }
+    }
+}
+
+/// What an error of the API server means for trying again.
+fn judge(error: &Error) -> ReportFailure {
+    let Error::Api(status) = error else {
+        return ReportFailure::Transient;
+    };
+    match status.code {
+        404 => ReportFailure::NotFound,
+        // etcd's refusal of a large object arrives as an internal error.
+        500 if status.message.contains("too large") => ReportFailure::Refused,
+        400 | 403 | 413 | 422 => ReportFailure::Refused,
+        _ => ReportFailure::Transient,
+    }
+}
+
+/// Reads the object of that UID; `None` when it is gone, also when another one has its name.
+///
+/// # Errors
+/// When it could not be read.
+pub(crate) async fn read(
+    client: Client,
+    uid: &str,
+    object: &ObjectRef,
+) -> Result<Option<Arc<ToolExecution>>, ()> {
+    let api: Api<ToolExecution> = Api::namespaced(client, &object.namespace);
+    match tokio::time::timeout(BOUND, api.get_opt(&object.name)).await {
+        Ok(Ok(found)) => {
+            let found = found.filter(|found| found.metadata.uid.as_deref() == Some(uid));
+            Ok(found.map(Arc::new))
+        }
+        Ok(Err(error)) => {
+            tracing::warn!(uid, %error, "read the execution back");
+            Err(())
+        }
+        Err(_) => {
+            tracing::warn!(uid, "read the execution back: no answer within {BOUND:?}");
+            Err(())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kube::core::Status;
+
+    #[test]
+    fn only_what_may_change_is_tried_again_as_it_is() {
+        let api = |code: u16, message: &str| {
+            let status = Status {
+                code,
+                message: message.to_owned(),
+                ..Status::default()
+            };
+            judge(&Error::Api(Box::new(status)))
+        };
+        assert_eq!(api(404, ""), ReportFailure::NotFound);
+        for code in [400, 403, 413, 422] {
+            assert_eq!(api(code, ""), ReportFailure::Refused, "{code}");
+        }
+        assert_eq!(
+            api(500, "etcdserver: request is too large"),
+            ReportFailure::Refused
+        );
+        for code in [401, 409, 429, 500, 503] {
+            assert_eq!(api(code, ""), ReportFailure::Transient, "{code}");
+        }
+    }
+}

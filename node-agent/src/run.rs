@@ -1,0 +1,223 @@
+//! Putting the parts together.
+
+use crate::agent::{Agent, Input};
+use crate::args::{Args, Isolation};
+use crate::executor::Executor;
+use crate::host::Host;
+use crate::identity_probe::{self, Secrets};
+use crate::link::Link;
+use crate::metrics::Metrics;
+use crate::spool::Spool;
+use crate::{installation, lease, sources, start};
+use anyhow::{Context, Result, bail};
+use fairlead_admin::{Readiness, ReadyToken, Shutdown, init_telemetry};
+use fairlead_crds::IsolationBackend;
+use fairlead_decide::node::Node;
+use fairlead_supervisor::cgroup::{CONTROLLERS, Group, find_own_group};
+use fairlead_supervisor::probe::probe;
+use fairlead_supervisor::wire::Backend;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+use prometheus_client::registry::Registry;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+
+/// Prints what `root`, by default the own group, can isolate. Success if that is everything.
+pub fn check_isolation(root: Option<&Path>) -> ExitCode {
+    let root = match root.map_or_else(find_own_group, |root| Ok(root.to_owned())) {
+        Ok(root) => root,
+        Err(error) => {
+            println!(
+                "backend: ProcessGroup\nmissing controllers: {}\nreason: {error}",
+                CONTROLLERS.join(", ")
+            );
+            return ExitCode::FAILURE;
+        }
+    };
+    let answer = probe(&root);
+    let missing = if answer.missing.is_empty() {
+        "none".to_owned()
+    } else {
+        answer.missing.join(", ")
+    };
+    println!("cgroup root: {}", root.display());
+    println!(
+        "backend: {}\nmissing controllers: {missing}",
+        backend(answer.backend)
+    );
+    if let Some(reason) = &answer.reason {
+        println!("reason: {reason}");
+    }
+    if answer.complete() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+fn backend(backend: Backend) -> IsolationBackend {
+    match backend {
+        Backend::CgroupV2 => IsolationBackend::CgroupV2,
+        Backend::ProcessGroup => IsolationBackend::ProcessGroup,
+    }
+}
+
+/// Runs the agent until it is told to end.
+///
+/// # Errors
+/// What could not be set up, or that the supervisor is gone.
+pub async fn run(args: Args) -> Result<()> {
+    init_telemetry("info")?;
+    let shutdown = Shutdown::on_signals()?;
+    // Before anything that may take time: the supervisor kills what runs if it hears of no agent.
+    let (link, entries) = Link::open()?;
+    let node_name = args.node_name.as_deref().context("--node-name is missing")?;
+    let spool = Spool::open(args.spool.as_deref().context("--spool is missing")?)?;
+    let node = describe(&args, node_name, &link, &spool)?;
+    let missing = node.missing_controllers.join(",");
+    tracing::info!(
+        node = node.name,
+        backend = %node.backend,
+        missing,
+        incarnation = node.incarnation,
+        epoch = node.epoch,
+        "node agent"
+    );
+    let client = connect(args.kubeconfig.as_deref()).await?;
+    let host = Host {
+        node,
+        link,
+        spool,
+        store_max_bytes: args.store_max_bytes,
+        open_files: start::open_files(),
+    };
+    let host = Arc::new(host);
+
+    let readiness = Readiness::new();
+    let mut registry = Registry::default();
+    let metrics = Metrics::new(&mut registry);
+    let server = fairlead_admin::bind(args.metrics_addr).await?;
+    let server = tokio::spawn(server.run(registry, readiness.clone(), shutdown.clone()));
+
+    let (out, inputs) = unbounded_channel();
+    let executor = Executor::new(Arc::clone(&host), client.clone(), out.clone());
+    let agent = Agent::new(
+        Arc::clone(&host),
+        executor,
+        metrics,
+        entries,
+        readiness.token("state-read"),
+    );
+    let agent = tokio::spawn(agent.run(inputs, shutdown.clone()));
+    listen(&host, out.clone())?;
+
+    readiness.token("supervisor").set_ready();
+    let identity = readiness.token("tool-identity");
+    let lease_ready = readiness.token("lease");
+    let background = [
+        tokio::spawn(installation::keep_checking(
+            client.clone(),
+            readiness.token("installation"),
+        )),
+        tokio::spawn(begin(args, host, client, out, identity, lease_ready)),
+    ];
+    let result = agent.await.context("the agent's loop")?;
+    shutdown.begin();
+    for task in background {
+        task.abort();
+    }
+    server.await.context("the metrics server")??;
+    result
+}
+
+/// Takes on work only after the probe has shown that tools cannot reach what is ours.
+async fn begin(
+    args: Args,
+    host: Arc<Host>,
+    client: Client,
+    out: UnboundedSender<Input>,
+    identity: ReadyToken,
+    lease_ready: ReadyToken,
+) {
+    let secrets = Secrets::new(
+        args.kubeconfig.as_deref(),
+        host.spool.path(),
+        host.link.payload.as_deref(),
+    );
+    let user = host.node.first_user;
+    let probed = tokio::task::spawn_blocking(move || identity_probe::probe(secrets, user)).await;
+    match probed.context("the identity probe").and_then(|result| result) {
+        Ok(()) => identity.set_ready(),
+        Err(error) => {
+            // What runs is still adopted and reported; new work goes elsewhere, since there is no Lease.
+            identity.set_not_ready(format!("{error:#}"));
+            return sources::watch(client, host, out).await;
+        }
+    }
+    tokio::join!(
+        sources::watch(client.clone(), Arc::clone(&host), out),
+        lease::keep(client, host, args.namespace, args.capacity, lease_ready),
+    );
+}
+
+/// A thread of its own reads the supervisor's socket: waiting for it in the runtime would need `unsafe`.
+fn listen(host: &Arc<Host>, out: UnboundedSender<Input>) -> Result<()> {
+    let host = Arc::clone(host);
+    let thread = std::thread::Builder::new()
+        .name("supervisor-events".to_owned())
+        .stack_size(128 * 1024);
+    let read = move || host.link.read_all(|said| out.send(Input::Said(said)).is_ok());
+    thread
+        .spawn(read)
+        .context("start the thread that reads the supervisor's events")?;
+    Ok(())
+}
+
+async fn connect(kubeconfig: Option<&Path>) -> Result<Client> {
+    let config = match kubeconfig {
+        Some(path) => {
+            let read =
+                Kubeconfig::read_from(path).with_context(|| format!("read kubeconfig {}", path.display()))?;
+            let config = Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await;
+            config.with_context(|| format!("use kubeconfig {}", path.display()))?
+        }
+        None => {
+            Config::incluster().context("use the Pod's ServiceAccount; outside a Pod give --kubeconfig")?
+        }
+    };
+    Client::try_from(config).context("make the API client")
+}
+
+fn describe(args: &Args, name: &str, link: &Link, spool: &Spool) -> Result<Node> {
+    let missing = match &link.payload {
+        // Said by the supervisor already; here it is read, and nothing is left to be switched on.
+        Some(payload) => Group::at(payload)
+            .enable_controllers()
+            .context("read the controllers of the payload group")?,
+        None => CONTROLLERS.to_vec(),
+    };
+    let backend = backend(link.backend);
+    match args.isolation {
+        Isolation::Required if backend != IsolationBackend::CgroupV2 || !missing.is_empty() => bail!(
+            "--isolation required: backend {backend}, missing controllers {}; --check-isolation says more",
+            missing.join(", ")
+        ),
+        Isolation::ProcessGroup if backend != IsolationBackend::ProcessGroup => {
+            bail!(
+                "--isolation process-group: the supervisor uses {backend}; start it with --backend process-group"
+            )
+        }
+        _ => {}
+    }
+    Ok(Node {
+        name: name.to_owned(),
+        incarnation: spool.incarnation()?,
+        backend,
+        missing_controllers: missing.into_iter().map(str::to_owned).collect(),
+        first_user: args.uid_range.first,
+        last_user: args.uid_range.last,
+        epoch: link.epoch,
+    })
+}
