@@ -173,7 +173,12 @@ pub struct RunLimits {
 
 impl Default for RunLimits {
     fn default() -> Self {
-        Self { max_turns: 64, max_tool_calls: 200, deadline_seconds: 7200, max_turn_output_bytes: 200_000 }
+        Self {
+            max_turns: 64,
+            max_tool_calls: 200,
+            deadline_seconds: 7200,
+            max_turn_output_bytes: 200_000,
+        }
     }
 }
 

@@ -12,10 +12,12 @@ pub const MAX_SAFE_INTEGER: u64 = 1 << 53;
 
 /// SHA-256 of `bytes`, as lower-case hex.
 pub fn sha256_hex(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().fold(String::with_capacity(64), |mut out, b| {
-        let _ = write!(out, "{b:02x}");
-        out
-    })
+    Sha256::digest(bytes)
+        .iter()
+        .fold(String::with_capacity(64), |mut out, b| {
+            let _ = write!(out, "{b:02x}");
+            out
+        })
 }
 
 /// SHA-256 of the canonical form of `value`, as lower-case hex.
@@ -36,7 +38,8 @@ pub fn unsafe_integer(value: &Value) -> Option<String> {
     match value {
         Value::Number(n) => {
             let magnitude = n.as_u64().or_else(|| n.as_i64().map(i64::unsigned_abs));
-            let rounded_already = magnitude.is_none() && n.as_f64().is_some_and(|f| f.fract() == 0.0 && f.abs() > 9.0e15);
+            let rounded_already =
+                magnitude.is_none() && n.as_f64().is_some_and(|f| f.fract() == 0.0 && f.abs() > 9.0e15);
             (magnitude.is_some_and(|m| m > MAX_SAFE_INTEGER) || rounded_already).then(String::new)
         }
         Value::Array(items) => items
@@ -130,7 +133,10 @@ fn layout(digits: &str, point: i32, out: &mut String) {
     let count = i32::try_from(digits.len()).unwrap_or(i32::MAX);
     if count <= point && point <= 21 {
         out.push_str(digits);
-        out.extend(std::iter::repeat_n('0', usize::try_from(point - count).unwrap_or(0)));
+        out.extend(std::iter::repeat_n(
+            '0',
+            usize::try_from(point - count).unwrap_or(0),
+        ));
     } else if 0 < point && point <= 21 {
         let (whole, fraction) = digits.split_at(usize::try_from(point).unwrap_or(0));
         let _ = write!(out, "{whole}.{fraction}");
@@ -164,14 +170,26 @@ mod tests {
 
     #[test]
     fn what_the_api_server_rewrites_has_the_same_digest() {
-        assert_eq!(digest(&json!({"x": 1.0, "y": 1e2})), digest(&json!({"y": 100, "x": 1})));
+        assert_eq!(
+            digest(&json!({"x": 1.0, "y": 1e2})),
+            digest(&json!({"y": 100, "x": 1}))
+        );
     }
 
     #[test]
     fn integers_beyond_2_53_are_found_with_their_place() {
-        assert_eq!(unsafe_integer(&json!({"a/b": [1, 9_007_199_254_740_993_u64]})), Some("/a~1b/1".into()));
-        assert_eq!(unsafe_integer(&json!(-9_007_199_254_740_993_i64)), Some(String::new()));
+        assert_eq!(
+            unsafe_integer(&json!({"a/b": [1, 9_007_199_254_740_993_u64]})),
+            Some("/a~1b/1".into())
+        );
+        assert_eq!(
+            unsafe_integer(&json!(-9_007_199_254_740_993_i64)),
+            Some(String::new())
+        );
         assert_eq!(unsafe_integer(&json!(9_007_199_254_740_992_u64)), None);
-        assert_eq!(unsafe_integer(&serde_json::from_str("123456789012345678901234567890").unwrap()), Some(String::new()));
+        assert_eq!(
+            unsafe_integer(&serde_json::from_str("123456789012345678901234567890").unwrap()),
+            Some(String::new())
+        );
     }
 }

@@ -141,7 +141,15 @@ pub fn set(
     generation: Option<i64>,
     now: Time,
 ) {
-    put(list, kind, if status { "True" } else { "False" }, reason, message, generation, now);
+    put(
+        list,
+        kind,
+        if status { "True" } else { "False" },
+        reason,
+        message,
+        generation,
+        now,
+    );
 }
 
 /// Puts a condition with status `Unknown` into the list: it is not decided yet, and `reason` says what it waits for.
@@ -174,7 +182,10 @@ fn put(
         type_: kind.to_owned(),
         status: status.to_owned(),
         reason: reason.to_owned(),
-        message: message.get(..message.floor_char_boundary(1024)).unwrap_or_default().to_owned(),
+        message: message
+            .get(..message.floor_char_boundary(1024))
+            .unwrap_or_default()
+            .to_owned(),
         observed_generation: generation,
         last_transition_time: since,
     });
@@ -203,7 +214,15 @@ mod tests {
         set(&mut list, kind::READY, true, "B", "", None, t(2));
         assert_eq!(list[0].last_transition_time.0, t(1));
         assert_eq!(list[0].reason, "B");
-        set(&mut list, kind::READY, false, "C", &"\u{e9}".repeat(600), None, t(3));
+        set(
+            &mut list,
+            kind::READY,
+            false,
+            "C",
+            &"\u{e9}".repeat(600),
+            None,
+            t(3),
+        );
         assert_eq!((list.len(), list[0].last_transition_time.0), (1, t(3)));
         assert_eq!(list[0].message.len(), 1024);
     }

@@ -13,27 +13,40 @@ pub const CRD_REVISION_ANNOTATION: &str = "fairlead.dev/crd-revision";
 
 /// Every CRD, in alphabetical order of its kind, annotated with [`CRD_REVISION`].
 pub fn all_crds() -> Vec<CustomResourceDefinition> {
-    [AgentRun::crd(), AgentTurn::crd(), ModelProvider::crd(), Tool::crd(), ToolExecution::crd()]
-        .into_iter()
-        .map(|mut crd| {
-            crd.metadata
-                .annotations
-                .get_or_insert_default()
-                .insert(CRD_REVISION_ANNOTATION.to_owned(), CRD_REVISION.to_string());
-            for version in &mut crd.spec.versions {
-                if let Some(schema) = version.schema.as_mut().and_then(|s| s.open_api_v3_schema.as_mut()) {
-                    unwrap_lines(schema);
-                }
+    [
+        AgentRun::crd(),
+        AgentTurn::crd(),
+        ModelProvider::crd(),
+        Tool::crd(),
+        ToolExecution::crd(),
+    ]
+    .into_iter()
+    .map(|mut crd| {
+        crd.metadata
+            .annotations
+            .get_or_insert_default()
+            .insert(CRD_REVISION_ANNOTATION.to_owned(), CRD_REVISION.to_string());
+        for version in &mut crd.spec.versions {
+            if let Some(schema) = version
+                .schema
+                .as_mut()
+                .and_then(|s| s.open_api_v3_schema.as_mut())
+            {
+                unwrap_lines(schema);
             }
-            crd
-        })
-        .collect()
+        }
+        crd
+    })
+    .collect()
 }
 
 /// A doc comment is broken into lines for its reader here; `kubectl explain` breaks lines itself.
 fn unwrap_lines(schema: &mut JSONSchemaProps) {
     if let Some(text) = &mut schema.description {
-        let paragraphs: Vec<_> = text.split("\n\n").map(|p| p.lines().map(str::trim).collect::<Vec<_>>().join(" ")).collect();
+        let paragraphs: Vec<_> = text
+            .split("\n\n")
+            .map(|p| p.lines().map(str::trim).collect::<Vec<_>>().join(" "))
+            .collect();
         *text = paragraphs.join("\n\n").trim().to_owned();
     }
     for property in schema.properties.iter_mut().flat_map(|p| p.values_mut()) {
@@ -54,7 +67,10 @@ mod tests {
         for crd in all_crds() {
             let text = serde_json::to_string(&crd).unwrap();
             assert!(!text.contains("$ref"), "{:?}", crd.metadata.name);
-            assert!(text.len() < 250_000, "client-side apply stores it in an annotation of at most 256 KiB");
+            assert!(
+                text.len() < 250_000,
+                "client-side apply stores it in an annotation of at most 256 KiB"
+            );
         }
     }
 }

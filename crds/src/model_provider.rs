@@ -20,9 +20,17 @@ use serde::{Deserialize, Serialize};
     doc = "A model endpoint with its protocol, credentials, time limits and retries, or a script that stands in for one.",
     printcolumn(name = "API", type_ = "string", json_path = ".spec.wireApi"),
     printcolumn(name = "Model", type_ = "string", json_path = ".spec.defaultModel"),
-    printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].status"),
-    printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].reason"),
-    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].status"
+    ),
+    printcolumn(
+        name = "Reason",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].reason"
+    ),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[x_kube(
     validation = Rule::new("self.wireApi != 'ChatCompletions' || has(self.baseUrl)").message("spec.baseUrl: required with wireApi ChatCompletions; add it, for example https://models.example.com/v1"),
@@ -124,7 +132,12 @@ pub struct ProviderTimeouts {
 
 impl Default for ProviderTimeouts {
     fn default() -> Self {
-        Self { connect_seconds: 10, first_byte_seconds: 120, idle_seconds: 60, total_seconds: 600 }
+        Self {
+            connect_seconds: 10,
+            first_byte_seconds: 120,
+            idle_seconds: 60,
+            total_seconds: 600,
+        }
     }
 }
 

@@ -52,7 +52,10 @@ pub const RUN_NAME_MAX: usize = 52;
 const STEM_MAX: usize = 34;
 
 fn stem(run_name: &str) -> &str {
-    run_name.get(..STEM_MAX).unwrap_or(run_name).trim_end_matches(['-', '.'])
+    run_name
+        .get(..STEM_MAX)
+        .unwrap_or(run_name)
+        .trim_end_matches(['-', '.'])
 }
 
 /// Name of a turn: run, index, attempt, and a hash of the run's UID.
@@ -60,7 +63,11 @@ fn stem(run_name: &str) -> &str {
 /// The UID is in it because a run of the same name may be made while the children of the last one still exist.
 pub fn turn_name(run_name: &str, run_uid: &str, index: i64, attempt: i64) -> String {
     let hash = sha256_hex(format!("{run_uid}/{index}/{attempt}").as_bytes());
-    format!("{}-t{index}-a{attempt}-{}", stem(run_name), hash.get(..8).unwrap_or_default())
+    format!(
+        "{}-t{index}-a{attempt}-{}",
+        stem(run_name),
+        hash.get(..8).unwrap_or_default()
+    )
 }
 
 /// Name of a run's execution. It is the idempotency key: run UID, turn index and call id, nothing else.

@@ -130,14 +130,24 @@ impl TurnPhase {
 
     /// What ends this phase at the latest.
     pub fn bound(self) -> Bound {
-        if self.is_terminal() { Bound::Final } else { Bound::ProviderTotal }
+        if self.is_terminal() {
+            Bound::Final
+        } else {
+            Bound::ProviderTotal
+        }
     }
 }
 
 impl ExecutionPhase {
     /// The phases after which nothing may follow.
-    pub const TERMINAL: &'static [Self] =
-        &[Self::Succeeded, Self::Failed, Self::Cancelled, Self::TimedOut, Self::Orphaned, Self::Denied];
+    pub const TERMINAL: &'static [Self] = &[
+        Self::Succeeded,
+        Self::Failed,
+        Self::Cancelled,
+        Self::TimedOut,
+        Self::Orphaned,
+        Self::Denied,
+    ];
 
     /// Whether nothing may follow.
     pub fn is_terminal(self) -> bool {

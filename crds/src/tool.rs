@@ -138,7 +138,10 @@ pub struct ToolTimeouts {
 
 impl Default for ToolTimeouts {
     fn default() -> Self {
-        Self { hard_seconds: 3600, grace_seconds: 3 }
+        Self {
+            hard_seconds: 3600,
+            grace_seconds: 3,
+        }
     }
 }
 
@@ -168,7 +171,12 @@ pub struct ToolResources {
 
 impl Default for ToolResources {
     fn default() -> Self {
-        Self { memory_max_bytes: None, cpu_millicores: None, max_processes: None, oom_group: true }
+        Self {
+            memory_max_bytes: None,
+            cpu_millicores: None,
+            max_processes: None,
+            oom_group: true,
+        }
     }
 }
 

@@ -23,9 +23,13 @@ pub fn fleet(nodes: u32) -> MutexGuard<'static, Stack> {
         let groups = Tree::named(&format!("fairlead-e2e-{}", std::process::id())).expect("a control group");
         let mut stack = Stack::open(plane.dir(), plane.cluster(), &programs, groups).expect("a stack");
         stack.start_operator("operator").expect("start the operator");
-        let names: Vec<_> = (0..nodes).map(|n| stack.start_node(n).expect("start a node").0).collect();
+        let names: Vec<_> = (0..nodes)
+            .map(|n| stack.start_node(n).expect("start a node").0)
+            .collect();
         for name in names.iter().map(String::as_str).chain(["operator"]) {
-            stack.wait_ready(name).unwrap_or_else(|error| panic!("{name}: {error:#}"));
+            stack
+                .wait_ready(name)
+                .unwrap_or_else(|error| panic!("{name}: {error:#}"));
         }
         Mutex::new(stack)
     });
@@ -57,7 +61,9 @@ pub async fn executions(namespace: &str) -> Api<ToolExecution> {
 /// # Panics
 /// When the server refuses.
 pub async fn made(namespace: &str, object: &Value) -> Value {
-    create(&admin().await, namespace, object).await.unwrap_or_else(|error| panic!("create {object}: {error}"))
+    create(&admin().await, namespace, object)
+        .await
+        .unwrap_or_else(|error| panic!("create {object}: {error}"))
 }
 
 /// A Tool that runs a shell script, which finds its parameter `arg` as `$1`.
@@ -115,21 +121,33 @@ pub async fn ended_run(namespace: &str, name: &str, limit: Duration) -> AgentRun
 /// Waits until an execution has ended, and gives it.
 pub async fn ended_execution(namespace: &str, name: &str, limit: Duration) -> ToolExecution {
     let api = executions(namespace).await;
-    crate::wait_for(&format!("the end of execution {namespace}/{name}"), limit, || async {
-        let execution = api.get(name).await.map_err(|e| e.to_string())?;
-        let phase = execution.status.as_ref().and_then(|s| s.phase);
-        match phase.is_some_and(fairlead_crds::ExecutionPhase::is_terminal) {
-            true => Ok(execution),
-            false => Err(format!("{:?}", execution.status)),
-        }
-    })
+    crate::wait_for(
+        &format!("the end of execution {namespace}/{name}"),
+        limit,
+        || async {
+            let execution = api.get(name).await.map_err(|e| e.to_string())?;
+            let phase = execution.status.as_ref().and_then(|s| s.phase);
+            match phase.is_some_and(fairlead_crds::ExecutionPhase::is_terminal) {
+                true => Ok(execution),
+                false => Err(format!("{:?}", execution.status)),
+            }
+        },
+    )
     .await
 }
 
 /// The turns of a run, in order.
 pub async fn turns_of(namespace: &str, run: &AgentRun) -> Vec<AgentTurn> {
-    let label = format!("{}={}", fairlead_crds::names::LABEL_RUN_UID, run.metadata.uid.clone().unwrap_or_default());
-    let list = turns(namespace).await.list(&ListParams::default().labels(&label)).await.expect("list turns");
+    let label = format!(
+        "{}={}",
+        fairlead_crds::names::LABEL_RUN_UID,
+        run.metadata.uid.clone().unwrap_or_default()
+    );
+    let list = turns(namespace)
+        .await
+        .list(&ListParams::default().labels(&label))
+        .await
+        .expect("list turns");
     let mut all = list.items;
     all.sort_by_key(|t| (t.spec.index, t.spec.attempt));
     all
@@ -137,8 +155,16 @@ pub async fn turns_of(namespace: &str, run: &AgentRun) -> Vec<AgentTurn> {
 
 /// The executions of a run, in the order of their creation.
 pub async fn executions_of(namespace: &str, run: &AgentRun) -> Vec<ToolExecution> {
-    let label = format!("{}={}", fairlead_crds::names::LABEL_RUN_UID, run.metadata.uid.clone().unwrap_or_default());
-    let list = executions(namespace).await.list(&ListParams::default().labels(&label)).await.expect("list executions");
+    let label = format!(
+        "{}={}",
+        fairlead_crds::names::LABEL_RUN_UID,
+        run.metadata.uid.clone().unwrap_or_default()
+    );
+    let list = executions(namespace)
+        .await
+        .list(&ListParams::default().labels(&label))
+        .await
+        .expect("list executions");
     let mut all = list.items;
     all.sort_by_key(|x| x.spec.binding.as_ref().map(|b| b.admitted_at));
     all
@@ -160,7 +186,11 @@ pub fn writes_in(namespace: &str) -> Vec<(String, String, String, String)> {
                 Some(sub) => format!("{}/{sub}", text(&reference["resource"])),
                 None => text(&reference["resource"]),
             };
-            let user = text(&e["user"]["username"]).rsplit(':').next().unwrap_or_default().to_owned();
+            let user = text(&e["user"]["username"])
+                .rsplit(':')
+                .next()
+                .unwrap_or_default()
+                .to_owned();
             (user, text(&e["verb"]), resource, text(&reference["name"]))
         })
         .collect()

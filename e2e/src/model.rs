@@ -20,15 +20,24 @@ impl Model {
     pub async fn start(answers: Vec<Value>) -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("bind");
         let address = format!("http://{}/v1", listener.local_addr().expect("an address"));
-        let model = Self { requests: Arc::default(), answers: Arc::new(answers), address };
-        let router = Router::new().route("/v1/chat/completions", post(answer)).with_state(model.clone());
+        let model = Self {
+            requests: Arc::default(),
+            answers: Arc::new(answers),
+            address,
+        };
+        let router = Router::new()
+            .route("/v1/chat/completions", post(answer))
+            .with_state(model.clone());
         tokio::spawn(async move { axum::serve(listener, router).await });
         model
     }
 
     /// The requests so far.
     pub fn requests(&self) -> Vec<Value> {
-        self.requests.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.requests
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     /// A ModelProvider that points here.
@@ -43,9 +52,21 @@ impl Model {
 async fn answer(State(model): State<Model>, Json(request): Json<Value>) -> Json<Value> {
     let messages = request["messages"].as_array().cloned().unwrap_or_default();
     let turn = messages.iter().filter(|m| m["role"] == "assistant").count();
-    model.requests.lock().unwrap_or_else(PoisonError::into_inner).push(request);
-    let message = model.answers.get(turn).cloned().unwrap_or_else(|| json!({"role": "assistant", "content": "Done."}));
-    let reason = if message["tool_calls"].is_array() { "tool_calls" } else { "stop" };
+    model
+        .requests
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .push(request);
+    let message = model
+        .answers
+        .get(turn)
+        .cloned()
+        .unwrap_or_else(|| json!({"role": "assistant", "content": "Done."}));
+    let reason = if message["tool_calls"].is_array() {
+        "tool_calls"
+    } else {
+        "stop"
+    };
     Json(json!({
         "id": format!("answer-{turn}"), "object": "chat.completion",
         "choices": [{"index": 0, "message": message, "finish_reason": reason}],

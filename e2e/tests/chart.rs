@@ -10,7 +10,7 @@ use std::process::Command;
 
 use fairlead_e2e::*;
 use serde_json::{Value, json};
-use xtask::stack::{Profile, Programs};
+use xtask::programs::{Profile, Programs};
 use xtask::{install, repo};
 
 fn chart() -> String {

@@ -41,12 +41,19 @@ async fn answer(ns: &str, manifest: &BadManifest) -> String {
 async fn what_admission_cannot_judge_is_judged_by_the_operator() {
     drop(fleet(1));
     let mut judged = 0;
-    for manifest in bad_manifests::all().iter().filter(|m| m.expect != Expect::Refused) {
+    for manifest in bad_manifests::all()
+        .iter()
+        .filter(|m| m.expect != Expect::Refused)
+    {
         let ns = namespace("judged").await;
         let said = answer(&ns, manifest).await;
         println!("{}: {said}", manifest.name);
         for part in &manifest.says {
-            assert!(said.contains(part.as_str()), "{}: expected {part:?} in {said:?}", manifest.name);
+            assert!(
+                said.contains(part.as_str()),
+                "{}: expected {part:?} in {said:?}",
+                manifest.name
+            );
         }
         judged += 1;
     }

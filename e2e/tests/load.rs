@@ -16,7 +16,8 @@ const RUNS: usize = 200;
 fn resident_kib(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"));
-    line.and_then(|l| l.trim().trim_end_matches(" kB").trim().parse().ok()).unwrap_or(0)
+    line.and_then(|l| l.trim().trim_end_matches(" kB").trim().parse().ok())
+        .unwrap_or(0)
 }
 
 fn report_memory(when: &str) {
@@ -35,12 +36,17 @@ fn report_memory(when: &str) {
 /// Entries of a directory whose names begin with `prefix`.
 fn entries(dir: &Path, prefix: &str) -> Vec<String> {
     let list = std::fs::read_dir(dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
-    list.map(|e| e.unwrap().file_name().to_string_lossy().into_owned()).filter(|n| n.starts_with(prefix)).collect()
+    list.map(|e| e.unwrap().file_name().to_string_lossy().into_owned())
+        .filter(|n| n.starts_with(prefix))
+        .collect()
 }
 
 fn groups_left() -> Vec<String> {
     let root = fleet(1).cgroup_root(0);
-    entries(&root, "payload-").iter().flat_map(|payload| entries(&root.join(payload), "tx-")).collect()
+    entries(&root, "payload-")
+        .iter()
+        .flat_map(|payload| entries(&root.join(payload), "tx-"))
+        .collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -50,12 +56,18 @@ async fn two_hundred_runs_at_once_all_succeed_and_leave_nothing() {
     let mut tool = shell_tool("word", "echo $1");
     tool["spec"]["parallelSafe"] = json!(true);
     made(&ns, &tool).await;
-    made(&ns, &script("model", &json!([
+    made(
+        &ns,
+        &script(
+            "model",
+            &json!([
         {"when": {"turn": 1}, "respond": {"toolCalls": [
             {"id": "a", "name": "word", "arguments": {"arg": "1"}},
             {"id": "b", "name": "word", "arguments": {"arg": "2"}},
             {"id": "c", "name": "word", "arguments": {"arg": "3"}}]}},
-        {"respond": {"text": "Done."}}])))
+        {"respond": {"text": "Done."}}]),
+        ),
+    )
     .await;
     report_memory("idle");
     let began = Instant::now();
@@ -65,24 +77,51 @@ async fn two_hundred_runs_at_once_all_succeed_and_leave_nothing() {
         let ns = ns.clone();
         async move { made(&ns, &object).await }
     });
-    futures::stream::iter(creates).buffer_unordered(16).collect::<Vec<_>>().await;
+    futures::stream::iter(creates)
+        .buffer_unordered(16)
+        .collect::<Vec<_>>()
+        .await;
     let all_runs = runs(&ns).await;
     let ended = wait_for("all runs to end", Duration::from_secs(180), || async {
-        let list = all_runs.list(&ListParams::default()).await.map_err(|e| e.to_string())?.items;
-        let ended = list.iter().filter(|r| r.status.as_ref().and_then(|s| s.phase).is_some_and(RunPhase::is_terminal));
+        let list = all_runs
+            .list(&ListParams::default())
+            .await
+            .map_err(|e| e.to_string())?
+            .items;
+        let ended = list.iter().filter(|r| {
+            r.status
+                .as_ref()
+                .and_then(|s| s.phase)
+                .is_some_and(RunPhase::is_terminal)
+        });
         let count = ended.count();
-        if count == RUNS { Ok(list) } else { Err(format!("{count} of {RUNS} have ended")) }
+        if count == RUNS {
+            Ok(list)
+        } else {
+            Err(format!("{count} of {RUNS} have ended"))
+        }
     })
     .await;
     let took = began.elapsed();
     for run in &ended {
-        assert_eq!(run.status.as_ref().unwrap().phase, Some(RunPhase::Succeeded), "{:?}", run.status);
+        assert_eq!(
+            run.status.as_ref().unwrap().phase,
+            Some(RunPhase::Succeeded),
+            "{:?}",
+            run.status
+        );
     }
     let all_executions = executions(&ns).await;
     let list = all_executions.list(&ListParams::default()).await.unwrap().items;
     assert_eq!(list.len(), RUNS * 3);
-    assert!(list.iter().all(|x| x.status.as_ref().and_then(|s| s.phase) == Some(ExecutionPhase::Succeeded)));
-    println!("{RUNS} runs with 3 calls each: {took:?}, {:.1} executions/s", (RUNS * 3) as f64 / took.as_secs_f64());
+    assert!(
+        list.iter()
+            .all(|x| x.status.as_ref().and_then(|s| s.phase) == Some(ExecutionPhase::Succeeded))
+    );
+    println!(
+        "{RUNS} runs with 3 calls each: {took:?}, {:.1} executions/s",
+        (RUNS * 3) as f64 / took.as_secs_f64()
+    );
     report_memory("after the load");
     wait_for("the groups to be gone", SOON, || async {
         let left = groups_left();
@@ -101,10 +140,23 @@ async fn two_hundred_runs_at_once_all_succeed_and_leave_nothing() {
     .unwrap();
     let _ = admin().await;
     let uids: Vec<_> = list.iter().filter_map(|x| x.metadata.uid.clone()).collect();
-    wait_for("objects and bytes to be gone", Duration::from_secs(180), || async {
-        let left = all_executions.list(&ListParams::default()).await.map_err(|e| e.to_string())?.items.len();
-        let bytes = uids.iter().filter(|uid| !entries(&spool, uid).is_empty()).count();
-        if left == 0 && bytes == 0 { Ok(()) } else { Err(format!("{left} executions, bytes of {bytes}")) }
-    })
+    wait_for(
+        "objects and bytes to be gone",
+        Duration::from_secs(180),
+        || async {
+            let left = all_executions
+                .list(&ListParams::default())
+                .await
+                .map_err(|e| e.to_string())?
+                .items
+                .len();
+            let bytes = uids.iter().filter(|uid| !entries(&spool, uid).is_empty()).count();
+            if left == 0 && bytes == 0 {
+                Ok(())
+            } else {
+                Err(format!("{left} executions, bytes of {bytes}"))
+            }
+        },
+    )
     .await;
 }

@@ -49,11 +49,17 @@ impl Drop for Ledger {
 }
 
 fn kills() -> usize {
-    std::env::var("FAIRLEAD_KILLS").ok().and_then(|v| v.parse().ok()).unwrap_or(3)
+    std::env::var("FAIRLEAD_KILLS")
+        .ok()
+        .and_then(|v| v.parse().ok())
+        .unwrap_or(3)
 }
 
 async fn leader() -> Option<(String, i32)> {
-    let lease = leases(admin().await).get_opt(fairlead_crds::names::LEADER_LEASE).await.ok()??;
+    let lease = leases(admin().await)
+        .get_opt(fairlead_crds::names::LEADER_LEASE)
+        .await
+        .ok()??;
     let spec = lease.spec?;
     let holder = spec.holder_identity.filter(|h| !h.is_empty())?;
     let name = holder.rsplit_once('-').map(|(name, _)| name.to_owned())?;
@@ -71,14 +77,21 @@ async fn next_leader(above: i32, limit: Duration) -> (String, i32, Duration) {
 }
 
 fn signal(name: &str, what: Signal) {
-    let process = fleet(1).process(name).expect("look at the process").unwrap_or_else(|| panic!("{name} does not run"));
+    let process = fleet(1)
+        .process(name)
+        .expect("look at the process")
+        .unwrap_or_else(|| panic!("{name} does not run"));
     assert!(process.signal(what).expect("send a signal"), "{name} is gone");
 }
 
 /// Starts a program that was killed again, once nothing of it is left.
 async fn start_again(name: &str) {
     wait_for(&format!("{name} to be gone"), SOON, || async {
-        if fleet(1).is_running(name).unwrap_or(true) { Err("still there") } else { Ok(()) }
+        if fleet(1).is_running(name).unwrap_or(true) {
+            Err("still there")
+        } else {
+            Ok(())
+        }
     })
     .await;
     fleet(1).start_operator(name).expect("start an operator");
@@ -87,7 +100,9 @@ async fn start_again(name: &str) {
 #[tokio::test(flavor = "multi_thread")]
 async fn kills_of_every_part_lose_nothing_and_repeat_nothing() {
     drop(fleet(1));
-    fleet(1).start_operator("second").expect("start a second operator");
+    fleet(1)
+        .start_operator("second")
+        .expect("start a second operator");
     fleet(1).wait_ready("second").expect("the second operator");
     hand_over().await;
     let kills = kills();
@@ -129,7 +144,12 @@ async fn kills_of_every_part_lose_nothing_and_repeat_nothing() {
     let mut executions = BTreeMap::new();
     for name in &runs {
         let run = ended_run(&ns, name, Duration::from_secs(180)).await;
-        assert_eq!(run.status.as_ref().unwrap().phase, Some(RunPhase::Succeeded), "{name}: {:?}", run.status);
+        assert_eq!(
+            run.status.as_ref().unwrap().phase,
+            Some(RunPhase::Succeeded),
+            "{name}: {:?}",
+            run.status
+        );
         for execution in executions_of(&ns, &run).await {
             executions.insert(execution.metadata.name.clone().unwrap(), execution);
         }
@@ -138,13 +158,26 @@ async fn kills_of_every_part_lose_nothing_and_repeat_nothing() {
     let whole: String = (1..=lines).map(|n| format!("line {n}\n")).collect();
     for (name, execution) in &executions {
         let status = execution.status.as_ref().unwrap();
-        assert_eq!(status.phase, Some(ExecutionPhase::Succeeded), "{name}: {status:?}");
+        assert_eq!(
+            status.phase,
+            Some(ExecutionPhase::Succeeded),
+            "{name}: {status:?}"
+        );
         assert_eq!(status.output.as_ref().unwrap().text, whole, "{name} lost lines");
     }
     let effects = ledger.effects();
-    assert_eq!(effects.keys().collect::<Vec<_>>(), executions.keys().collect::<Vec<_>>());
-    assert!(effects.values().all(|n| *n == 1), "an effect was repeated: {effects:?}");
-    println!("{done} kills of each part over {} executions: all succeeded, one effect each, no line lost", executions.len());
+    assert_eq!(
+        effects.keys().collect::<Vec<_>>(),
+        executions.keys().collect::<Vec<_>>()
+    );
+    assert!(
+        effects.values().all(|n| *n == 1),
+        "an effect was repeated: {effects:?}"
+    );
+    println!(
+        "{done} kills of each part over {} executions: all succeeded, one effect each, no line lost",
+        executions.len()
+    );
 }
 
 /// Two operators: hand-over on SIGTERM, on SIGKILL, and a leader that was paused for longer than its lease.
@@ -153,13 +186,19 @@ async fn hand_over() {
     signal(&first, Signal::TERM);
     let (second, term, took) = next_leader(term, Duration::from_secs(10)).await;
     println!("hand-over on SIGTERM: {first} to {second} in {took:?}");
-    assert!(took < Duration::from_secs(2), "hand-over on SIGTERM took {took:?}");
+    assert!(
+        took < Duration::from_secs(2),
+        "hand-over on SIGTERM took {took:?}"
+    );
     assert_ne!(first, second);
     start_again(&first).await;
     signal(&second, Signal::KILL);
     let (third, term, took) = next_leader(term, Duration::from_secs(30)).await;
     println!("hand-over on SIGKILL: {second} to {third} in {took:?}");
-    assert!(took < Duration::from_secs(17), "hand-over on SIGKILL took {took:?}");
+    assert!(
+        took < Duration::from_secs(17),
+        "hand-over on SIGKILL took {took:?}"
+    );
     start_again(&second).await;
     signal(&third, Signal::STOP);
     let (fourth, term, took) = next_leader(term, Duration::from_secs(30)).await;
@@ -168,9 +207,15 @@ async fn hand_over() {
     // The one that woke up must find out by itself; the term does not move again.
     wait_for("the old leader to follow", SOON, || async {
         let port = fleet(1).metrics_port(&third).map_err(|e| e.to_string())?;
-        let text = reqwest::get(format!("http://127.0.0.1:{port}/metrics")).await.map_err(|e| e.to_string())?;
+        let text = reqwest::get(format!("http://127.0.0.1:{port}/metrics"))
+            .await
+            .map_err(|e| e.to_string())?;
         let text = text.text().await.map_err(|e| e.to_string())?;
-        if text.contains("fairlead_operator_leader 0") { Ok(()) } else { Err("it still says that it leads".to_owned()) }
+        if text.contains("fairlead_operator_leader 0") {
+            Ok(())
+        } else {
+            Err("it still says that it leads".to_owned())
+        }
     })
     .await;
     assert_eq!(leader().await.unwrap(), (fourth, term), "one leads");
@@ -180,9 +225,16 @@ async fn running(ns: &str) {
     let api = executions(ns).await;
     wait_for("six executions to run", SOON, || async {
         let list = api.list(&Default::default()).await.map_err(|e| e.to_string())?;
-        let running = list.items.iter().filter(|x| x.status.as_ref().and_then(|s| s.phase) == Some(ExecutionPhase::Running));
+        let running = list
+            .items
+            .iter()
+            .filter(|x| x.status.as_ref().and_then(|s| s.phase) == Some(ExecutionPhase::Running));
         let count = running.count();
-        if count >= 6 { Ok(()) } else { Err(format!("{count} run")) }
+        if count >= 6 {
+            Ok(())
+        } else {
+            Err(format!("{count} run"))
+        }
     })
     .await;
 }
@@ -202,7 +254,10 @@ async fn kill_operator(n: usize) {
 
 /// Kills the agent and waits until another one is ready.
 async fn kill_agent() {
-    let agent = fleet(1).agent(0).expect("look for the agent").expect("an agent runs");
+    let agent = fleet(1)
+        .agent(0)
+        .expect("look for the agent")
+        .expect("an agent runs");
     assert!(agent.signal(Signal::KILL).expect("send a signal"));
     wait_for("another agent", SOON, || async {
         match fleet(1).agent(0) {

@@ -11,7 +11,9 @@ pub struct Clock {
 
 impl Default for Clock {
     fn default() -> Self {
-        Self { latest_micros: AtomicI64::new(i64::MIN) }
+        Self {
+            latest_micros: AtomicI64::new(i64::MIN),
+        }
     }
 }
 

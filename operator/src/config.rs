@@ -37,6 +37,9 @@ pub struct Config {
 impl Config {
     /// The bounds the core decides by.
     pub fn settings(&self) -> Settings {
-        Settings { orphan_after_seconds: self.orphan_after_seconds, ..Settings::default() }
+        Settings {
+            orphan_after_seconds: self.orphan_after_seconds,
+            ..Settings::default()
+        }
     }
 }

@@ -67,7 +67,9 @@ impl Agenda {
 
     fn until_next(&self, now: Time) -> Duration {
         let next = self.wakes.first().map(|(at, _)| at.duration_since(now));
-        next.and_then(|d| Duration::try_from(d).ok()).unwrap_or(Duration::from_secs(60)).max(Duration::from_millis(1))
+        next.and_then(|d| Duration::try_from(d).ok())
+            .unwrap_or(Duration::from_secs(60))
+            .max(Duration::from_millis(1))
     }
 }
 
@@ -98,7 +100,11 @@ impl Controller {
 
     fn take_what_is_there(&mut self, agenda: &mut Agenda) {
         for _ in 0..BATCH {
-            let next = self.results.try_recv().ok().or_else(|| self.watched.try_recv().ok());
+            let next = self
+                .results
+                .try_recv()
+                .ok()
+                .or_else(|| self.watched.try_recv().ok());
             let Some(observed) = next else { return };
             self.take(observed, agenda);
         }
@@ -125,10 +131,14 @@ impl Controller {
                 let known = self.world.executions.get(&key_of(&execution.metadata));
                 if known.is_some_and(|old| !has_ended(old)) {
                     let phase = execution.status.as_ref().and_then(|s| s.phase);
-                    self.metrics.execution_ended(phase.map_or("Unknown", |p| p.as_str()));
+                    self.metrics
+                        .execution_ended(phase.map_or("Unknown", |p| p.as_str()));
                 }
             }
-            Event::Ended { action, result: Ok(()) } => {
+            Event::Ended {
+                action,
+                result: Ok(()),
+            } => {
                 if let Action::WriteRun { run, status } = &**action
                     && let Some(phase) = status.phase.filter(|p| p.is_terminal())
                     && run.status.as_ref().and_then(|s| s.phase) != Some(phase)
@@ -151,7 +161,10 @@ impl Controller {
             tracing::info!("does not lead any more");
             self.executor.stop_all();
             self.world.absorb(Event::Deposed, now);
-            *agenda = Agenda { synced: std::mem::take(&mut agenda.synced), ..Agenda::default() };
+            *agenda = Agenda {
+                synced: std::mem::take(&mut agenda.synced),
+                ..Agenda::default()
+            };
         }
         if let Some(term) = term
             && agenda.synced.len() == SOURCES.len()
@@ -170,7 +183,9 @@ impl Controller {
             tracing::debug!(?key, actions = decision.actions.len(), because = ?decision.because, "decided");
             agenda.set_wake(key, decision.wake);
             for action in decision.actions {
-                agenda.dirty.extend(self.world.absorb(Event::Started(Box::new(action.clone())), now));
+                agenda
+                    .dirty
+                    .extend(self.world.absorb(Event::Started(Box::new(action.clone())), now));
                 self.executor.start(action, term);
             }
         }

@@ -1,22 +1,13 @@
-//! Carrying actions out. Nothing is decided here: one action, one write, and what came of it.
+//! Carrying actions out. Nothing is decided here.
 
 use crate::clock::Clock;
 use crate::lease::Leadership;
 use crate::metrics::Metrics;
 use crate::provider::ProviderClient;
 use crate::sources::Observed;
-use fairlead_crds::names::{ANNOTATION_RUN_NAME, LABEL_RUN_UID, MANAGER_OPERATOR};
-use fairlead_crds::{AgentRun, AgentTurn, Binding, ToolExecution, ToolExecutionSpec};
-use fairlead_decide::cluster::{Action, Event, WriteFailure, WriteFailureKind, key_of};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions, ValidationDirective};
-use kube::{Api, Client, Resource};
-use rand::RngCore;
-use serde::de::DeserializeOwned;
-use serde::Serialize;
-use serde_json::{Value, json};
+use fairlead_decide::cluster::{Action, Event, WriteFailure, WriteFailureKind};
+use kube::Client;
 use std::collections::HashMap;
-use std::fmt::Debug;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc, watch};
@@ -30,11 +21,11 @@ const CALL_LIMIT: Duration = Duration::from_secs(15);
 /// Carries actions out, each in a task of its own.
 #[derive(Clone)]
 pub struct Executor {
-    client: Client,
-    grantee: Arc<str>,
+    pub(crate) client: Client,
+    pub(crate) grantee: Arc<str>,
     providers: Arc<ProviderClient>,
     leadership: watch::Receiver<Leadership>,
-    out: mpsc::UnboundedSender<Observed>,
+    pub(crate) out: mpsc::UnboundedSender<Observed>,
     slots: Arc<Semaphore>,
     asking: Arc<Mutex<HashMap<String, AbortHandle>>>,
     clock: Arc<Clock>,
@@ -86,305 +77,93 @@ impl Executor {
     }
 
     fn stop_asking(&self, run: &str) {
-        if let Some(handle) = self.asking.lock().unwrap_or_else(PoisonError::into_inner).remove(run) {
+        if let Some(handle) = self
+            .asking
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(run)
+        {
             handle.abort();
         }
     }
 
     fn ask(&self, action: Action, term: i64) {
-        let Action::Ask { run, turn, namespace, provider, tries, request } = action else { return };
+        let Action::Ask {
+            run,
+            turn,
+            namespace,
+            provider,
+            tries,
+            request,
+        } = action
+        else {
+            return;
+        };
         let this = self.clone();
         let key = run.clone();
         let task = tokio::spawn(async move {
             let sent_at = this.clock.now();
             let timer = tokio::time::Instant::now();
-            let secret = crate::secrets::api_key(&this.client, &this.grantee, &namespace, &provider.spec).await;
+            let secret =
+                crate::secrets::api_key(&this.client, &this.grantee, &namespace, &provider.spec).await;
             let result = match secret {
-                Ok(secret) => this.providers.call(&provider.spec, secret.as_ref(), &request, tries).await,
+                Ok(secret) => {
+                    this.providers
+                        .call(&provider.spec, secret.as_ref(), &request, tries)
+                        .await
+                }
                 Err(error) => Err(error),
             };
             this.metrics.asked(result.is_ok(), timer.elapsed());
-            this.asking.lock().unwrap_or_else(PoisonError::into_inner).remove(&run);
+            this.asking
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .remove(&run);
             let result = Box::new(result);
-            let _ = this.out.send(Observed::Event(Event::Answered { run, turn, term, sent_at, result }));
+            let _ = this.out.send(Observed::Event(Event::Answered {
+                run,
+                turn,
+                term,
+                sent_at,
+                result,
+            }));
         });
-        self.asking.lock().unwrap_or_else(PoisonError::into_inner).insert(key, task.abort_handle());
+        self.asking
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(key, task.abort_handle());
     }
 
     async fn carry_out(&self, action: Action, term: i64) {
-        let Ok(_slot) = self.slots.acquire().await else { return };
+        let Ok(_slot) = self.slots.acquire().await else {
+            return;
+        };
         let timer = tokio::time::Instant::now();
         let name = action_name(&action);
         let result = if self.leadership.borrow().term() == Some(term) {
-            tokio::time::timeout(CALL_LIMIT, self.write(&action)).await.unwrap_or_else(|_| {
-                Err(WriteFailure {
-                    kind: WriteFailureKind::Transient,
-                    message: format!("the API server did not answer within {CALL_LIMIT:?}"),
+            tokio::time::timeout(CALL_LIMIT, self.write(&action))
+                .await
+                .unwrap_or_else(|_| {
+                    Err(WriteFailure {
+                        kind: WriteFailureKind::Transient,
+                        message: format!("the API server did not answer within {CALL_LIMIT:?}"),
+                    })
                 })
-            })
         } else {
-            Err(WriteFailure { kind: WriteFailureKind::Transient, message: "this replica does not lead any more".into() })
+            Err(WriteFailure {
+                kind: WriteFailureKind::Transient,
+                message: "this replica does not lead any more".into(),
+            })
         };
         self.metrics.wrote(name, result.is_ok(), timer.elapsed());
         if let Err(failure) = &result {
             tracing::info!(action = name, kind = ?failure.kind, message = failure.message, "write did not happen");
         }
-        let _ = self.out.send(Observed::Event(Event::Ended { action: Box::new(action), result }));
+        let _ = self.out.send(Observed::Event(Event::Ended {
+            action: Box::new(action),
+            result,
+        }));
     }
-
-    async fn write(&self, action: &Action) -> Result<(), WriteFailure> {
-        match action {
-            Action::CreateTurn { run, name, spec } => self.create_turn(run, name, spec).await,
-            Action::EndTurn { turn, status } => self.apply_status(&**turn, status, true, Event::Turn).await,
-            Action::CreateExecution { run, name, spec } => self.create_execution(run, name, spec).await,
-            Action::Bind { execution, binding } => self.bind(execution, binding).await,
-            Action::Cancel { execution } => self.cancel(execution).await,
-            Action::WriteExecution { execution, status } => {
-                self.apply_status(&**execution, status, true, Event::Execution).await
-            }
-            Action::WriteRun { run, status } => self.apply_status(&**run, status, false, Event::Run).await,
-            Action::WriteTool { tool, status } => self.apply_status(&**tool, status, false, Event::Tool).await,
-            Action::WriteProvider { provider, status } => {
-                self.apply_status(&**provider, status, false, Event::Provider).await
-            }
-            Action::CheckProvider { provider } => {
-                let fault = crate::secrets::check(&self.client, &self.grantee, provider).await;
-                let generation = provider.metadata.generation.unwrap_or(0);
-                let key = key_of(&provider.metadata);
-                self.tell(Event::ProviderChecked { key, generation, fault });
-                Ok(())
-            }
-            Action::DeleteRun { run } => self.delete_run(run).await,
-            Action::DeleteExecution { execution } => self.delete(&**execution).await,
-            Action::Ask { .. } | Action::StopAsking { .. } | Action::Want { .. } => Ok(()),
-        }
-    }
-
-    fn tell(&self, event: Event) {
-        let _ = self.out.send(Observed::Event(event));
-    }
-
-    fn api<K>(&self, namespace: &str) -> Api<K>
-    where
-        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
-    {
-        Api::namespaced(self.client.clone(), namespace)
-    }
-
-    async fn create_turn(
-        &self,
-        run: &AgentRun,
-        name: &str,
-        spec: &fairlead_crds::AgentTurnSpec,
-    ) -> Result<(), WriteFailure> {
-        let mut turn = AgentTurn::new(name, spec.clone());
-        own(&mut turn.metadata, run);
-        let api: Api<AgentTurn> = self.api(&namespace_of(&run.metadata));
-        match api.create(&post(), &turn).await {
-            Ok(turn) => {
-                self.tell(Event::Turn(Arc::new(turn)));
-                Ok(())
-            }
-            Err(error) => {
-                if is_already_exists(&error)
-                    && let Ok(Some(turn)) = api.get_opt(name).await
-                {
-                    self.tell(Event::Turn(Arc::new(turn)));
-                }
-                Err(failure(error))
-            }
-        }
-    }
-
-    /// Creates a run's execution. A name that exists is a replay, if it is ours and says the same; it is never adopted
-    /// otherwise.
-    async fn create_execution(&self, run: &AgentRun, name: &str, spec: &ToolExecutionSpec) -> Result<(), WriteFailure> {
-        let mut execution = ToolExecution::new(name, spec.clone());
-        if let Some(binding) = &mut execution.spec.binding {
-            binding.fence = draw_fence();
-        }
-        own(&mut execution.metadata, run);
-        let api: Api<ToolExecution> = self.api(&namespace_of(&run.metadata));
-        let error = match api.create(&post(), &execution).await {
-            Ok(created) => {
-                self.tell(Event::Execution(Arc::new(created)));
-                return Ok(());
-            }
-            Err(error) if is_already_exists(&error) => error,
-            Err(error) => return Err(failure(error)),
-        };
-        let Ok(Some(stored)) = api.get_opt(name).await else { return Err(transient(&error)) };
-        if stored.metadata.deletion_timestamp.is_some() {
-            return Err(transient(&error));
-        }
-        if is_replay(&stored, &execution) {
-            self.tell(Event::Execution(Arc::new(stored)));
-            return Ok(());
-        }
-        let message = format!("the name {name:?} is taken by an execution that is not this call; it is not adopted");
-        Err(WriteFailure { kind: WriteFailureKind::Conflict, message })
-    }
-
-    async fn bind(&self, execution: &ToolExecution, binding: &Binding) -> Result<(), WriteFailure> {
-        let binding = Binding { fence: draw_fence(), ..binding.clone() };
-        let patch = json!({
-            "metadata": {"resourceVersion": execution.metadata.resource_version},
-            "spec": {"binding": binding},
-        });
-        self.merge(execution, &patch).await
-    }
-
-    async fn cancel(&self, execution: &ToolExecution) -> Result<(), WriteFailure> {
-        let patch = json!({"metadata": {"uid": execution.metadata.uid}, "spec": {"desiredState": "Cancelled"}});
-        self.merge(execution, &patch).await
-    }
-
-    async fn merge(&self, execution: &ToolExecution, patch: &Value) -> Result<(), WriteFailure> {
-        let api: Api<ToolExecution> = self.api(&namespace_of(&execution.metadata));
-        let name = execution.metadata.name.as_deref().unwrap_or_default();
-        let params = PatchParams { field_validation: Some(ValidationDirective::Strict), ..manager() };
-        match api.patch(name, &params, &Patch::Merge(patch)).await {
-            Ok(stored) => {
-                self.tell(Event::Execution(Arc::new(stored)));
-                Ok(())
-            }
-            Err(error) => self.read_back(&api, name, error, Event::Execution).await,
-        }
-    }
-
-    /// Applies a status as the operator's field manager; `guarded` by the resourceVersion that was decided on.
-    async fn apply_status<K, S>(&self, object: &K, status: &S, guarded: bool, event: fn(Arc<K>) -> Event) -> Result<(), WriteFailure>
-    where
-        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope> + Clone + DeserializeOwned + Debug,
-        S: Serialize,
-    {
-        let meta = object.meta();
-        let name = meta.name.clone().unwrap_or_default();
-        let mut metadata = json!({"name": name, "uid": meta.uid});
-        if guarded {
-            metadata["resourceVersion"] = json!(meta.resource_version);
-        }
-        let patch = json!({
-            "apiVersion": K::api_version(&()), "kind": K::kind(&()), "metadata": metadata, "status": status,
-        });
-        let api: Api<K> = self.api(&namespace_of(meta));
-        let params = PatchParams { field_validation: Some(ValidationDirective::Strict), ..manager().force() };
-        match api.patch_status(&name, &params, &Patch::Apply(&patch)).await {
-            Ok(stored) => {
-                self.tell(event(Arc::new(stored)));
-                Ok(())
-            }
-            Err(error) => self.read_back(&api, &name, error, event).await,
-        }
-    }
-
-    /// After a lost race the present object is read, so that the next decision is made on it.
-    async fn read_back<K>(&self, api: &Api<K>, name: &str, error: kube::Error, event: fn(Arc<K>) -> Event) -> Result<(), WriteFailure>
-    where
-        K: Clone + DeserializeOwned + Debug,
-    {
-        let failure = failure(error);
-        if failure.kind == WriteFailureKind::Conflict
-            && let Ok(Some(stored)) = api.get_opt(name).await
-        {
-            self.tell(event(Arc::new(stored)));
-        }
-        Err(failure)
-    }
-
-    async fn delete_run(&self, run: &AgentRun) -> Result<(), WriteFailure> {
-        let namespace = namespace_of(&run.metadata);
-        let uid = run.metadata.uid.clone().unwrap_or_default();
-        let children = ListParams::default().labels(&format!("{LABEL_RUN_UID}={uid}"));
-        let executions: Api<ToolExecution> = self.api(&namespace);
-        executions.delete_collection(&DeleteParams::default(), &children).await.map_err(failure)?;
-        let turns: Api<AgentTurn> = self.api(&namespace);
-        turns.delete_collection(&DeleteParams::default(), &children).await.map_err(failure)?;
-        self.delete(run).await
-    }
-
-    async fn delete<K>(&self, object: &K) -> Result<(), WriteFailure>
-    where
-        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope> + Clone + DeserializeOwned + Debug,
-    {
-        let meta = object.meta();
-        let only_this = Preconditions { uid: meta.uid.clone(), resource_version: None };
-        let params = DeleteParams { preconditions: Some(only_this), ..DeleteParams::background() };
-        let api: Api<K> = self.api(&namespace_of(meta));
-        let result = api.delete(meta.name.as_deref().unwrap_or_default(), &params).await;
-        result.map(|_| ()).map_err(failure)
-    }
-}
-
-/// 128 random bits, as hex.
-fn draw_fence() -> String {
-    let mut bits = [0_u8; 16];
-    rand::rng().fill_bytes(&mut bits);
-    bits.iter().map(|b| format!("{b:02x}")).collect()
-}
-
-/// Whether an execution that exists is the one that was to be created: same owner, same call, same arguments.
-fn is_replay(stored: &ToolExecution, wanted: &ToolExecution) -> bool {
-    let (a, b) = (&stored.spec, &wanted.spec);
-    let digest = |spec: &ToolExecutionSpec| fairlead_crds::canonical::digest(&Value::Object(spec.arguments.clone()));
-    let owned = stored.metadata.owner_references.iter().flatten().map(|o| &o.uid).eq(wanted
-        .metadata
-        .owner_references
-        .iter()
-        .flatten()
-        .map(|o| &o.uid));
-    owned && a.run_ref == b.run_ref && a.turn == b.turn && a.call_id == b.call_id && a.tool == b.tool && digest(a) == digest(b)
-}
-
-fn own(metadata: &mut ObjectMeta, run: &AgentRun) {
-    let uid = run.metadata.uid.clone().unwrap_or_default();
-    let name = run.metadata.name.clone().unwrap_or_default();
-    metadata.namespace.clone_from(&run.metadata.namespace);
-    metadata.labels.get_or_insert_default().insert(LABEL_RUN_UID.to_owned(), uid.clone());
-    metadata.annotations.get_or_insert_default().insert(ANNOTATION_RUN_NAME.to_owned(), name.clone());
-    metadata.owner_references = Some(vec![OwnerReference {
-        api_version: AgentRun::api_version(&()).into_owned(),
-        kind: AgentRun::kind(&()).into_owned(),
-        name,
-        uid,
-        controller: Some(true),
-        block_owner_deletion: None,
-    }]);
-}
-
-fn namespace_of(metadata: &ObjectMeta) -> String {
-    metadata.namespace.clone().unwrap_or_default()
-}
-
-fn manager() -> PatchParams {
-    PatchParams { field_manager: Some(MANAGER_OPERATOR.to_owned()), ..PatchParams::default() }
-}
-
-fn post() -> PostParams {
-    PostParams { field_manager: Some(MANAGER_OPERATOR.to_owned()), ..PostParams::default() }
-}
-
-fn is_already_exists(error: &kube::Error) -> bool {
-    matches!(error, kube::Error::Api(status) if status.is_already_exists())
-}
-
-fn transient(error: &kube::Error) -> WriteFailure {
-    WriteFailure { kind: WriteFailureKind::Transient, message: error.to_string() }
-}
-
-/// What a refusal of the API server means for us. One that is too large arrives as 500.
-fn failure(error: kube::Error) -> WriteFailure {
-    let kube::Error::Api(status) = &error else { return transient(&error) };
-    let too_large = status.code == 413 || status.message.contains("request is too large");
-    let kind = match status.code {
-        _ if too_large => WriteFailureKind::Invalid,
-        409 => WriteFailureKind::Conflict,
-        404 | 410 => WriteFailureKind::Gone,
-        401 | 403 => WriteFailureKind::Forbidden,
-        400 | 422 => WriteFailureKind::Invalid,
-        _ => WriteFailureKind::Transient,
-    };
-    WriteFailure { kind, message: status.message.clone() }
 }
 
 /// Name of an action in metrics and logs.

@@ -33,16 +33,29 @@ pub async fn keep_checking(client: Client, ready: ReadyToken) {
 async fn check(client: &Client) -> Result<()> {
     let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
     for name in all_crds().iter().filter_map(|c| c.metadata.name.as_deref()) {
-        let found = crds.get_opt(name).await.with_context(|| format!("read the CustomResourceDefinition {name}"))?;
-        let Some(found) = found else { bail!("CustomResourceDefinition {name} is missing; install the chart") };
-        let revision = found.annotations().get(CRD_REVISION_ANNOTATION).and_then(|v| v.parse::<u32>().ok());
+        let found = crds
+            .get_opt(name)
+            .await
+            .with_context(|| format!("read the CustomResourceDefinition {name}"))?;
+        let Some(found) = found else {
+            bail!("CustomResourceDefinition {name} is missing; install the chart")
+        };
+        let revision = found
+            .annotations()
+            .get(CRD_REVISION_ANNOTATION)
+            .and_then(|v| v.parse::<u32>().ok());
         if revision.is_none_or(|r| r < CRD_REVISION) {
-            bail!("CustomResourceDefinition {name} is older than this operator; upgrade the chart with its CRDs");
+            bail!(
+                "CustomResourceDefinition {name} is older than this operator; upgrade the chart with its CRDs"
+            );
         }
     }
     let policies: Api<ValidatingAdmissionPolicy> = Api::all(client.clone());
     for name in ADMISSION_POLICIES {
-        let found = policies.get_opt(name).await.with_context(|| format!("read the ValidatingAdmissionPolicy {name}"))?;
+        let found = policies
+            .get_opt(name)
+            .await
+            .with_context(|| format!("read the ValidatingAdmissionPolicy {name}"))?;
         if found.is_none() {
             bail!("ValidatingAdmissionPolicy {name} is missing; install the chart");
         }

@@ -58,7 +58,12 @@ pub struct Election {
 impl Election {
     /// A candidate called `identity` for the Lease `name`.
     pub fn new(api: Api<Lease>, name: &'static str, identity: String) -> Self {
-        Self { api, name, identity, seen: None }
+        Self {
+            api,
+            name,
+            identity,
+            seen: None,
+        }
     }
 
     /// Stands for election until `stop`, then gives the Lease back. Every change of leadership goes to `tell`.
@@ -87,7 +92,10 @@ impl Election {
             Ok(Ok(Some(lease))) => {
                 let term = term_of(&lease);
                 tracing::info!(term, identity = self.identity, "leading");
-                tell.send_replace(Leadership::Leader { term, until: began + RENEW_DEADLINE });
+                tell.send_replace(Leadership::Leader {
+                    term,
+                    until: began + RENEW_DEADLINE,
+                });
                 Some(lease)
             }
             Ok(Ok(None)) => None,
@@ -104,7 +112,12 @@ impl Election {
 
     /// Takes the Lease if it is absent, empty, or unchanged for its whole duration.
     async fn try_acquire(&mut self) -> Result<Option<Lease>> {
-        let Some(mut lease) = self.api.get_opt(self.name).await.context("get the leader Lease")? else {
+        let Some(mut lease) = self
+            .api
+            .get_opt(self.name)
+            .await
+            .context("get the leader Lease")?
+        else {
             return self.create().await;
         };
         let version = lease.metadata.resource_version.clone().unwrap_or_default();
@@ -116,7 +129,11 @@ impl Election {
                 now
             }
         };
-        let holder = lease.spec.as_ref().and_then(|s| s.holder_identity.as_deref()).unwrap_or_default();
+        let holder = lease
+            .spec
+            .as_ref()
+            .and_then(|s| s.holder_identity.as_deref())
+            .unwrap_or_default();
         if !holder.is_empty() && unchanged_since.elapsed() < LEASE_DURATION {
             return Ok(None);
         }
@@ -127,7 +144,10 @@ impl Election {
 
     async fn create(&self) -> Result<Option<Lease>> {
         let lease = Lease {
-            metadata: ObjectMeta { name: Some(self.name.to_owned()), ..ObjectMeta::default() },
+            metadata: ObjectMeta {
+                name: Some(self.name.to_owned()),
+                ..ObjectMeta::default()
+            },
             spec: Some(self.spec(1)),
         };
         match self.api.create(&PostParams::default(), &lease).await {
@@ -145,23 +165,37 @@ impl Election {
         }
     }
 
-    async fn renew(&mut self, mut lease: Lease, tell: &watch::Sender<Leadership>, began: Instant) -> Option<Lease> {
+    async fn renew(
+        &mut self,
+        mut lease: Lease,
+        tell: &watch::Sender<Leadership>,
+        began: Instant,
+    ) -> Option<Lease> {
         let term = term_of(&lease);
         if let Some(spec) = &mut lease.spec {
             spec.renew_time = Some(MicroTime(jiff::Timestamp::now()));
         }
         match timeout(CALL_LIMIT, self.replace(&lease)).await {
             Ok(Ok(Some(renewed))) => {
-                tell.send_replace(Leadership::Leader { term, until: began + RENEW_DEADLINE });
+                tell.send_replace(Leadership::Leader {
+                    term,
+                    until: began + RENEW_DEADLINE,
+                });
                 return Some(renewed);
             }
             Ok(Ok(None)) => tracing::warn!(term, "leadership was taken over"),
             Ok(Err(error)) if still_leads(tell) => {
-                tracing::warn!(term, error = format!("{error:#}"), "the leader Lease could not be renewed");
+                tracing::warn!(
+                    term,
+                    error = format!("{error:#}"),
+                    "the leader Lease could not be renewed"
+                );
                 return Some(lease);
             }
             Err(_) if still_leads(tell) => return Some(lease),
-            _ => tracing::warn!(term, deadline = ?RENEW_DEADLINE, "the leader Lease could not be renewed in time"),
+            _ => {
+                tracing::warn!(term, deadline = ?RENEW_DEADLINE, "the leader Lease could not be renewed in time")
+            }
         }
         self.seen = None;
         tell.send_replace(Leadership::Follower);
@@ -197,5 +231,9 @@ fn still_leads(tell: &watch::Sender<Leadership>) -> bool {
 }
 
 fn term_of(lease: &Lease) -> i64 {
-    lease.spec.as_ref().and_then(|s| s.lease_transitions).map_or(0, i64::from)
+    lease
+        .spec
+        .as_ref()
+        .and_then(|s| s.lease_transitions)
+        .map_or(0, i64::from)
 }

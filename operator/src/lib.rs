@@ -12,8 +12,9 @@ mod metrics;
 pub mod provider;
 mod secrets;
 mod sources;
+mod write;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow};
 use clock::Clock;
 use config::Config;
 use controller::Controller;
@@ -47,8 +48,14 @@ pub async fn run(config: Config, client: Client, shutdown: Shutdown) -> Result<(
     tracing::info!(address = %server.address(), "probes and metrics");
 
     let grantee = format!("{}:fairlead-operator", config.namespace);
-    let executor =
-        Executor::new(client.clone(), grantee, leadership.clone(), results_in, Arc::clone(&clock), Arc::clone(&metrics));
+    let executor = Executor::new(
+        client.clone(),
+        grantee,
+        leadership.clone(),
+        results_in,
+        Arc::clone(&clock),
+        Arc::clone(&metrics),
+    );
     let controller = Controller {
         world: World::new(config.settings()),
         executor,
@@ -60,11 +67,20 @@ pub async fn run(config: Config, client: Client, shutdown: Shutdown) -> Result<(
         ready: readiness.token("watches"),
     };
     let identity = format!("{}-{:08x}", config.identity, rand::random::<u32>());
-    let election = Election::new(Api::namespaced(client.clone(), &config.namespace), LEADER_LEASE, identity);
+    let election = Election::new(
+        Api::namespaced(client.clone(), &config.namespace),
+        LEADER_LEASE,
+        identity,
+    );
     let installed = readiness.token("installation");
 
     let mut parts = tokio::task::JoinSet::new();
-    parts.spawn(sources::watch_all(client.clone(), config.namespace.clone(), config.node_capacity, watched_in));
+    parts.spawn(sources::watch_all(
+        client.clone(),
+        config.namespace.clone(),
+        config.node_capacity,
+        watched_in,
+    ));
     parts.spawn(install::keep_checking(client, installed));
     // Leadership is given back last: the loop has stopped before another may begin.
     let deciding = tokio::spawn(controller.run(shutdown.token()));
@@ -73,16 +89,13 @@ pub async fn run(config: Config, client: Client, shutdown: Shutdown) -> Result<(
     let serving = tokio::spawn(server.run(registry, readiness, shutdown.clone()));
 
     let early = tokio::select! {
-        () = shutdown.wait() => None,
-        ended = parts.join_next() => Some(format!("a watch or check ended: {ended:?}")),
+        () = shutdown.wait() => Ok(()),
+        ended = parts.join_next() => Err(anyhow!("a watch or check ended: {ended:?}")),
     };
     shutdown.begin();
     deciding.await.context("the loop")?;
     stop_election.cancel();
     electing.await.context("the leader election")?;
     serving.await.context("the probes")??;
-    match early {
-        None => Ok(()),
-        Some(what) => bail!(what),
-    }
+    early
 }

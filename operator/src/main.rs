@@ -25,10 +25,13 @@ async fn start() -> Result<()> {
     let shutdown = Shutdown::on_signals()?;
     let mut kube = match &config.kubeconfig {
         Some(path) => {
-            let file = Kubeconfig::read_from(path).with_context(|| format!("read the kubeconfig {}", path.display()))?;
+            let file = Kubeconfig::read_from(path)
+                .with_context(|| format!("read the kubeconfig {}", path.display()))?;
             kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?
         }
-        None => kube::Config::infer().await.context("find out how to reach the API server")?,
+        None => kube::Config::infer()
+            .await
+            .context("find out how to reach the API server")?,
     };
     // A watch may be quiet for minutes; everything else is bounded by its caller.
     kube.read_timeout = None;

@@ -8,7 +8,9 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use std::time::Duration;
 
-const SECONDS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
+const SECONDS: [f64; 12] = [
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0,
+];
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ActionLabels {
@@ -59,24 +61,51 @@ impl Metrics {
             decisions: Counter::default(),
         };
         let operator = registry.sub_registry_with_prefix("fairlead_operator");
-        operator.register("write_seconds", "API writes by action and result", this.writes.clone());
-        operator.register("model_request_seconds", "Model requests by result, one try each", this.requests.clone());
-        operator.register("runs_ended", "Runs seen to end, by phase", this.runs_ended.clone());
-        operator.register("executions_ended", "Executions seen to end, by phase", this.executions_ended.clone());
+        operator.register(
+            "write_seconds",
+            "API writes by action and result",
+            this.writes.clone(),
+        );
+        operator.register(
+            "model_request_seconds",
+            "Model requests by result, one try each",
+            this.requests.clone(),
+        );
+        operator.register(
+            "runs_ended",
+            "Runs seen to end, by phase",
+            this.runs_ended.clone(),
+        );
+        operator.register(
+            "executions_ended",
+            "Executions seen to end, by phase",
+            this.executions_ended.clone(),
+        );
         operator.register("leader", "1 while this replica leads", this.leader.clone());
-        operator.register("waiting_calls", "Tool calls that wait for a slot", this.waiting.clone());
+        operator.register(
+            "waiting_calls",
+            "Tool calls that wait for a slot",
+            this.waiting.clone(),
+        );
         operator.register("decisions", "Decisions made", this.decisions.clone());
         this
     }
 
     /// A write came to its end.
     pub fn wrote(&self, action: &'static str, ok: bool, took: Duration) {
-        self.writes.get_or_create(&ActionLabels { action, result: result(ok) }).observe(took.as_secs_f64());
+        self.writes
+            .get_or_create(&ActionLabels {
+                action,
+                result: result(ok),
+            })
+            .observe(took.as_secs_f64());
     }
 
     /// A model request came to its end.
     pub fn asked(&self, ok: bool, took: Duration) {
-        self.requests.get_or_create(&ResultLabel { result: result(ok) }).observe(took.as_secs_f64());
+        self.requests
+            .get_or_create(&ResultLabel { result: result(ok) })
+            .observe(took.as_secs_f64());
     }
 
     /// A run was seen to end.

@@ -12,15 +12,25 @@ use kube::{Api, Client};
 ///
 /// # Errors
 /// When the Secret is missing, lacks the key, or may not be read; the message says how to mend it.
-pub async fn api_key(client: &Client, grantee: &str, namespace: &str, spec: &ModelProviderSpec) -> Result<Option<ApiKey>, ModelError> {
-    let Some(credentials) = &spec.credentials else { return Ok(None) };
-    read(client, grantee, namespace, &credentials.secret_ref).await.map(Some).map_err(|message| ModelError {
-        kind: ModelErrorKind::SecretNotReadable,
-        status: None,
-        retry_after_seconds: None,
-        answer_begun: false,
-        message,
-    })
+pub async fn api_key(
+    client: &Client,
+    grantee: &str,
+    namespace: &str,
+    spec: &ModelProviderSpec,
+) -> Result<Option<ApiKey>, ModelError> {
+    let Some(credentials) = &spec.credentials else {
+        return Ok(None);
+    };
+    read(client, grantee, namespace, &credentials.secret_ref)
+        .await
+        .map(Some)
+        .map_err(|message| ModelError {
+            kind: ModelErrorKind::SecretNotReadable,
+            status: None,
+            retry_after_seconds: None,
+            answer_begun: false,
+            message,
+        })
 }
 
 /// Why a provider cannot be called, as reason and message, as far as can be told without calling it.
@@ -33,7 +43,12 @@ pub async fn check(client: &Client, grantee: &str, provider: &ModelProvider) -> 
     Some((reason::SECRET_NOT_READABLE.to_owned(), fault.message))
 }
 
-async fn read(client: &Client, grantee: &str, namespace: &str, secret: &SecretKeyRef) -> Result<ApiKey, String> {
+async fn read(
+    client: &Client,
+    grantee: &str,
+    namespace: &str,
+    secret: &SecretKeyRef,
+) -> Result<ApiKey, String> {
     let SecretKeyRef { name, key } = secret;
     let place = format!("spec.credentials.secretRef: Secret {name:?} in namespace {namespace:?}");
     let api: Api<Secret> = Api::namespaced(client.clone(), namespace);
@@ -50,7 +65,9 @@ async fn read(client: &Client, grantee: &str, namespace: &str, secret: &SecretKe
         Err(error) => return Err(format!("{place} could not be read: {error}.")),
     };
     let bytes = found.data.and_then(|mut data| data.remove(key)).map(|b| b.0);
-    let bytes = bytes.ok_or_else(|| format!("{place} has no key {key:?}; add it, or name another in secretRef.key."))?;
-    let text = String::from_utf8(bytes).map_err(|_| format!("{place}: the value of key {key:?} is not text."))?;
+    let bytes = bytes
+        .ok_or_else(|| format!("{place} has no key {key:?}; add it, or name another in secretRef.key."))?;
+    let text =
+        String::from_utf8(bytes).map_err(|_| format!("{place}: the value of key {key:?} is not text."))?;
     Ok(ApiKey::from(text.trim().to_owned()))
 }

@@ -33,7 +33,14 @@ struct Kind<K> {
 }
 
 /// Names of the sources; all of them must have given their list before anything is decided.
-pub const SOURCES: &[&str] = &["agentruns", "agentturns", "toolexecutions", "tools", "modelproviders", "leases"];
+pub const SOURCES: &[&str] = &[
+    "agentruns",
+    "agentturns",
+    "toolexecutions",
+    "tools",
+    "modelproviders",
+    "leases",
+];
 
 /// Watches everything until `out` is closed. Never ends otherwise: a broken watch is taken up again.
 pub async fn watch_all(client: Client, namespace: String, capacity: u32, out: mpsc::Sender<Observed>) {
@@ -54,8 +61,11 @@ pub async fn watch_all(client: Client, namespace: String, capacity: u32, out: mp
         seen: |o| Some(Event::Execution(o)),
         gone: |key, _| Event::ExecutionGone(key),
     };
-    let tools =
-        Kind::<Tool> { name: "tools", seen: |o| Some(Event::Tool(o)), gone: |key, _| Event::ToolGone(key) };
+    let tools = Kind::<Tool> {
+        name: "tools",
+        seen: |o| Some(Event::Tool(o)),
+        gone: |key, _| Event::ToolGone(key),
+    };
     let providers = Kind::<ModelProvider> {
         name: "modelproviders",
         seen: |o| Some(Event::Provider(o)),
@@ -101,8 +111,12 @@ async fn watch_with_default(
     tokio::join!(watch(api, config, kind, tap), forward);
 }
 
-async fn watch<K>(api: Api<DeserializeGuard<K>>, config: watcher::Config, kind: Kind<K>, out: mpsc::Sender<Observed>)
-where
+async fn watch<K>(
+    api: Api<DeserializeGuard<K>>,
+    config: watcher::Config,
+    kind: Kind<K>,
+    out: mpsc::Sender<Observed>,
+) where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
 {
     let mut known: BTreeMap<ObjectKey, String> = BTreeMap::new();
@@ -122,12 +136,16 @@ where
             Ok(watcher::Event::InitApply(object)) => {
                 let old = known.get(&key_of(object.meta())).cloned();
                 listed.insert(key_of(object.meta()), object.uid().unwrap_or_default());
-                replaced(&kind, &object, old).into_iter().chain(seen(&kind, object)).collect()
+                replaced(&kind, &object, old)
+                    .into_iter()
+                    .chain(seen(&kind, object))
+                    .collect()
             }
             Ok(watcher::Event::InitDone) => {
                 let missing = known.iter().filter(|(key, _)| !listed.contains_key(*key));
-                let mut told: Vec<_> =
-                    missing.map(|(key, uid)| Observed::Event((kind.gone)(key.clone(), uid.clone()))).collect();
+                let mut told: Vec<_> = missing
+                    .map(|(key, uid)| Observed::Event((kind.gone)(key.clone(), uid.clone())))
+                    .collect();
                 known = std::mem::take(&mut listed);
                 if !std::mem::replace(&mut synced, true) {
                     told.push(Observed::Synced(kind.name));
@@ -136,12 +154,18 @@ where
             }
             Ok(watcher::Event::Apply(object)) => {
                 let old = known.insert(key_of(object.meta()), object.uid().unwrap_or_default());
-                replaced(&kind, &object, old).into_iter().chain(seen(&kind, object)).collect()
+                replaced(&kind, &object, old)
+                    .into_iter()
+                    .chain(seen(&kind, object))
+                    .collect()
             }
             Ok(watcher::Event::Delete(object)) => {
                 let key = key_of(object.meta());
                 known.remove(&key);
-                vec![Observed::Event((kind.gone)(key, object.uid().unwrap_or_default()))]
+                vec![Observed::Event((kind.gone)(
+                    key,
+                    object.uid().unwrap_or_default(),
+                ))]
             }
         };
         for observed in told {
@@ -170,7 +194,10 @@ where
     match object.0 {
         Ok(mut object) => {
             object.meta_mut().managed_fields = None;
-            (kind.seen)(Arc::new(object)).map(Observed::Event).into_iter().collect()
+            (kind.seen)(Arc::new(object))
+                .map(Observed::Event)
+                .into_iter()
+                .collect()
         }
         Err(error) => {
             tracing::warn!(kind = kind.name, object = %name, %error, "object cannot be read, ignoring it");
@@ -187,7 +214,9 @@ fn node_of(lease: &Lease) -> Option<NodeLease> {
     Some(NodeLease {
         name: lease.name_any(),
         incarnation: annotations.get(node_lease::INCARNATION)?.clone(),
-        capacity: number(node_lease::CAPACITY).and_then(|n| usize::try_from(n).ok()).unwrap_or(0),
+        capacity: number(node_lease::CAPACITY)
+            .and_then(|n| usize::try_from(n).ok())
+            .unwrap_or(0),
         plan_version: number(node_lease::PLAN_VERSION)?,
         renewed: renewed.0.to_string(),
         // Only a hint for the first look after a start: what counts later is that the record moves.

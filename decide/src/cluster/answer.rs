@@ -9,7 +9,8 @@ use fairlead_crds::conditions::{reason, refusal};
 use fairlead_crds::names::execution_name;
 use fairlead_crds::values::{OpenObject, Time};
 use fairlead_crds::{
-    AgentRun, AgentTurn, AgentTurnStatus, CallError, FailureClass, FrozenTool, FrozenToolKind, ToolCall, TurnPhase,
+    AgentRun, AgentTurn, AgentTurnStatus, CallError, FailureClass, FrozenTool, FrozenToolKind, ToolCall,
+    TurnPhase,
 };
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -53,7 +54,13 @@ pub fn completed(
     now: Time,
 ) -> AgentTurnStatus {
     let tools = super::request::tools_of(state, turn);
-    let view = View { world, state, run, turn, tools };
+    let view = View {
+        world,
+        state,
+        run,
+        turn,
+        tools,
+    };
     let status = AgentTurnStatus {
         phase: Some(TurnPhase::Completed),
         start_time: Some(sent_at),
@@ -114,13 +121,19 @@ fn calls(view: &View<'_>, raw: &[RawCall]) -> Vec<ToolCall> {
 
 fn earlier_ids(state: &RunState) -> BTreeSet<String> {
     let statuses = state.turns.values().filter_map(|t| t.status.as_ref());
-    statuses.flat_map(|s| s.tool_calls.iter().map(|c| c.call_id.clone())).collect()
+    statuses
+        .flat_map(|s| s.tool_calls.iter().map(|c| c.call_id.clone()))
+        .collect()
 }
 
 /// The model's own id where it is usable and was not used in this run, or else one made from turn and place.
 fn unique_id(turn: i64, place: usize, id: &str, used: &mut BTreeSet<String>) -> String {
     let usable = !id.is_empty() && id.len() <= ID_MAX && id.chars().all(|c| c.is_ascii_graphic());
-    let mut candidate = if usable { id.to_owned() } else { format!("call_{turn}_{}", place + 1) };
+    let mut candidate = if usable {
+        id.to_owned()
+    } else {
+        format!("call_{turn}_{}", place + 1)
+    };
     let mut n = 1;
     while !used.insert(candidate.clone()) {
         candidate = format!("call_{turn}_{}_{n}", place + 1);
@@ -132,9 +145,16 @@ fn unique_id(turn: i64, place: usize, id: &str, used: &mut BTreeSet<String>) -> 
 /// The arguments of a call, and why it becomes no execution, if that is so.
 fn judge(view: &View<'_>, call: &RawCall, frozen: Option<&FrozenTool>) -> (OpenObject, Option<CallError>) {
     let refuse = |reason: &str, text: String| {
-        Some(CallError { reason: reason.to_owned(), text: bounded(&format!("{reason}: {text}"), TEXT_MAX) })
+        Some(CallError {
+            reason: reason.to_owned(),
+            text: bounded(&format!("{reason}: {text}"), TEXT_MAX),
+        })
     };
-    let text = if call.arguments.trim().is_empty() { "{}" } else { call.arguments.as_str() };
+    let text = if call.arguments.trim().is_empty() {
+        "{}"
+    } else {
+        call.arguments.as_str()
+    };
     let arguments = match serde_json::from_str::<Value>(text) {
         Ok(Value::Object(map)) => map,
         Ok(_) => {
@@ -142,13 +162,18 @@ fn judge(view: &View<'_>, call: &RawCall, frozen: Option<&FrozenTool>) -> (OpenO
             return (OpenObject::new(), refuse(refusal::INVALID_ARGUMENT, told));
         }
         Err(fault) => {
-            let told = format!("the arguments are not valid JSON ({fault}); write them again as one JSON object.");
+            let told =
+                format!("the arguments are not valid JSON ({fault}); write them again as one JSON object.");
             return (OpenObject::new(), refuse(refusal::INVALID_ARGUMENT, told));
         }
     };
     let Some(frozen) = frozen else {
         let offered: Vec<_> = view.tools.iter().map(|t| t.name.as_str()).collect();
-        let told = format!("there is no tool {:?}; use one of: {}.", bounded(&call.name, 64), offered.join(", "));
+        let told = format!(
+            "there is no tool {:?}; use one of: {}.",
+            bounded(&call.name, 64),
+            offered.join(", ")
+        );
         return (arguments, refuse(refusal::TOOL_NOT_FOUND, told));
     };
     if frozen.kind == FrozenToolKind::Executions {
@@ -173,11 +198,17 @@ fn judge(view: &View<'_>, call: &RawCall, frozen: Option<&FrozenTool>) -> (OpenO
 /// Arguments of a refused call are kept for the conversation, unless they are too large to keep.
 fn kept(arguments: OpenObject) -> OpenObject {
     let size = serde_json::to_vec(&arguments).map_or(usize::MAX, |bytes| bytes.len());
-    if size > 64 * 1024 { OpenObject::new() } else { arguments }
+    if size > 64 * 1024 {
+        OpenObject::new()
+    } else {
+        arguments
+    }
 }
 
 fn bounded(text: &str, max: usize) -> String {
-    text.get(..text.floor_char_boundary(max)).unwrap_or_default().to_owned()
+    text.get(..text.floor_char_boundary(max))
+        .unwrap_or_default()
+        .to_owned()
 }
 
 /// Numbers the stages: consecutive calls that may run beside each other share one.
@@ -204,7 +235,9 @@ mod tests {
     #[test]
     fn consecutive_parallel_calls_share_a_stage() {
         let mut stages = Stages::default();
-        let numbers: Vec<_> = [true, true, false, true, true, false, false].map(|p| stages.next(p)).into();
+        let numbers: Vec<_> = [true, true, false, true, true, false, false]
+            .map(|p| stages.next(p))
+            .into();
         assert_eq!(numbers, [1, 1, 2, 3, 3, 4, 5]);
     }
 

@@ -35,7 +35,8 @@ enum What {
 
 /// The set, as it is frozen into a turn.
 pub fn frozen() -> Vec<FrozenTool> {
-    let id = json!({"type": "string", "description": "The execution_id that was given when the call went on."});
+    let id =
+        json!({"type": "string", "description": "The execution_id that was given when the call went on."});
     let mut seconds = json!({"type": "integer", "minimum": 0, "maximum": WAIT_MAX_SECONDS});
     seconds["description"] = format!("Longest wait; {WAIT_DEFAULT_SECONDS} if left out.").into();
     let tool = |name: &str, description: &str, properties: Value, side_effect, parallel_safe| FrozenTool {
@@ -45,8 +46,10 @@ pub fn frozen() -> Vec<FrozenTool> {
         uid: None,
         generation: None,
         description: description.to_owned(),
-        schema: object(json!({"type": "object", "properties": properties, "required": ["execution_id"],
-            "additionalProperties": false})),
+        schema: object(
+            json!({"type": "object", "properties": properties, "required": ["execution_id"],
+            "additionalProperties": false}),
+        ),
         side_effect,
         parallel_safe,
     };
@@ -93,20 +96,34 @@ pub fn definition(tool: &FrozenTool) -> ToolDefinition {
 
 /// Reads a call of a built-in; an error is what the model is told.
 pub fn of_call<'a>(view: &View<'a>, call: &ToolCall) -> Result<Builtin<'a>, String> {
-    if let Some(unknown) = call.arguments.keys().find(|k| *k != "execution_id" && *k != "timeout_seconds") {
-        return Err(format!("INVALID_ARGUMENT: there is no parameter {unknown:?}; leave it out."));
+    if let Some(unknown) = call
+        .arguments
+        .keys()
+        .find(|k| *k != "execution_id" && *k != "timeout_seconds")
+    {
+        return Err(format!(
+            "INVALID_ARGUMENT: there is no parameter {unknown:?}; leave it out."
+        ));
     }
     let id = call.arguments.get("execution_id").and_then(Value::as_str);
-    let id = id.ok_or("INVALID_ARGUMENT: execution_id must be a string; give the id of an execution of this run.")?;
+    let id = id
+        .ok_or("INVALID_ARGUMENT: execution_id must be a string; give the id of an execution of this run.")?;
     let target = view.world.executions.get(&view.key(id)).filter(|x| {
-        x.spec.run_ref.as_ref().is_some_and(|r| Some(&r.uid) == view.run.metadata.uid.as_ref())
+        x.spec
+            .run_ref
+            .as_ref()
+            .is_some_and(|r| Some(&r.uid) == view.run.metadata.uid.as_ref())
     });
     let target = target.ok_or_else(|| {
-        format!("TOOL_NOT_FOUND: this run has no execution {id:?}; give an execution_id that a tool result named.")
+        format!(
+            "TOOL_NOT_FOUND: this run has no execution {id:?}; give an execution_id that a tool result named."
+        )
     })?;
     let what = match call.tool.as_str() {
         GET => What::Get,
-        WAIT => What::Wait { seconds: wait_seconds(call)? },
+        WAIT => What::Wait {
+            seconds: wait_seconds(call)?,
+        },
         _ => What::Cancel,
     };
     Ok(Builtin { what, target })
@@ -115,9 +132,12 @@ pub fn of_call<'a>(view: &View<'a>, call: &ToolCall) -> Result<Builtin<'a>, Stri
 fn wait_seconds(call: &ToolCall) -> Result<i64, String> {
     match call.arguments.get("timeout_seconds") {
         None => Ok(WAIT_DEFAULT_SECONDS),
-        Some(value) => value.as_i64().filter(|s| (0..=WAIT_MAX_SECONDS).contains(s)).ok_or_else(|| {
-            format!("INVALID_ARGUMENT: timeout_seconds must be an integer from 0 to {WAIT_MAX_SECONDS}.")
-        }),
+        Some(value) => value
+            .as_i64()
+            .filter(|s| (0..=WAIT_MAX_SECONDS).contains(s))
+            .ok_or_else(|| {
+                format!("INVALID_ARGUMENT: timeout_seconds must be an integer from 0 to {WAIT_MAX_SECONDS}.")
+            }),
     }
 }
 
@@ -181,7 +201,14 @@ pub fn handle(execution: &ToolExecution, now: Time) -> String {
         .or_else(|| execution.spec.binding.as_ref().map(|b| b.admitted_at))
         .unwrap_or(now);
     let until = status.and_then(|s| s.completion_time).unwrap_or(now);
-    let state = phase.map_or(if execution.spec.binding.is_some() { "Running" } else { "Queued" }, ExecutionPhase::as_str);
+    let state = phase.map_or(
+        if execution.spec.binding.is_some() {
+            "Running"
+        } else {
+            "Queued"
+        },
+        ExecutionPhase::as_str,
+    );
     let mut told = json!({
         "execution_id": name,
         "tool": execution.spec.tool.tool_ref.name,

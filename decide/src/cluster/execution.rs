@@ -15,7 +15,9 @@ use std::sync::Arc;
 
 /// Decides about a user's own execution. Those of runs are decided with their run.
 pub fn decide(world: &World, key: &super::types::ObjectKey, now: Time) -> Decision {
-    let Some(execution) = world.executions.get(key) else { return Decision::default() };
+    let Some(execution) = world.executions.get(key) else {
+        return Decision::default();
+    };
     if execution.spec.run_ref.is_some() {
         return Decision::default();
     }
@@ -23,16 +25,27 @@ pub fn decide(world: &World, key: &super::types::ObjectKey, now: Time) -> Decisi
         return Decision::because(Because::Deleting);
     }
     if let Some((because, at)) = world.writes.blocked(&Subject::Execution(key.clone()), now) {
-        return Decision { because: vec![because], wake: at, actions: Vec::new() };
+        return Decision {
+            because: vec![because],
+            wake: at,
+            actions: Vec::new(),
+        };
     }
     if has_ended(execution) {
         return retain(execution, now);
     }
     if let Some(binding) = &execution.spec.binding {
-        return Decision::because(Because::OnNode { node: binding.node_name.clone() });
+        return Decision::because(Because::OnNode {
+            node: binding.node_name.clone(),
+        });
     }
     if execution.spec.desired_state.is_some() {
-        return Decision::act(stop(execution, reason::CANCELLED, "spec.desiredState asked for it.", now));
+        return Decision::act(stop(
+            execution,
+            reason::CANCELLED,
+            "spec.desiredState asked for it.",
+            now,
+        ));
     }
     match authorize(world, call(execution)) {
         Ok(_) => queue(world, execution, now),
@@ -52,16 +65,29 @@ pub fn call(execution: &ToolExecution) -> Call<'_> {
 }
 
 fn created(execution: &ToolExecution, now: Time) -> Time {
-    execution.metadata.creation_timestamp.as_ref().map_or(now, |t| t.0)
+    execution
+        .metadata
+        .creation_timestamp
+        .as_ref()
+        .map_or(now, |t| t.0)
 }
 
 fn queue(world: &World, execution: &Arc<ToolExecution>, now: Time) -> Decision {
     let key = key_of(&execution.metadata);
     if world.waiting.contains_key(&key) {
-        return Decision::because(Because::Queued { count: 1, reason: reason::CONCURRENCY_LIMIT });
+        return Decision::because(Because::Queued {
+            count: 1,
+            reason: reason::CONCURRENCY_LIMIT,
+        });
     }
-    let waiter = Waiter { run: None, call: None, since: created(execution, now) };
-    Decision::act(Action::Want { waiters: vec![(key, waiter)] })
+    let waiter = Waiter {
+        run: None,
+        call: None,
+        since: created(execution, now),
+    };
+    Decision::act(Action::Want {
+        waiters: vec![(key, waiter)],
+    })
 }
 
 /// A refused call ends as `Denied`; what may still appear is waited for first.
@@ -71,11 +97,16 @@ fn refuse(world: &World, execution: &Arc<ToolExecution>, refusal: &Refusal, now:
     if !refusal.may_pass || grace_ends <= now {
         return Decision::act(denied(execution, refusal, now));
     }
-    let because = Because::Missing { reason: refusal.reason.to_owned(), message: refusal.message.clone() };
+    let because = Because::Missing {
+        reason: refusal.reason.to_owned(),
+        message: refusal.message.clone(),
+    };
     let mut decision = Decision::wait(because, plus_millis(now, 500).min(grace_ends));
     let visible = millis_between(begun, now) >= world.settings.visible_after_millis;
     if visible && execution.status.as_ref().and_then(|s| s.phase).is_none() {
-        decision.actions.push(queued(execution, reason::TOOL_NOT_FOUND, &refusal.message));
+        decision
+            .actions
+            .push(queued(execution, reason::TOOL_NOT_FOUND, &refusal.message));
     }
     decision
 }
@@ -89,18 +120,34 @@ fn retain(execution: &Arc<ToolExecution>, now: Time) -> Decision {
     if expires > now {
         return Decision::wait(Because::Retained, expires);
     }
-    Decision::act(Action::DeleteExecution { execution: Arc::clone(execution) })
+    Decision::act(Action::DeleteExecution {
+        execution: Arc::clone(execution),
+    })
 }
 
 fn write(execution: &Arc<ToolExecution>, status: ToolExecutionStatus) -> Action {
-    Action::WriteExecution { execution: Arc::clone(execution), status: Box::new(status) }
+    Action::WriteExecution {
+        execution: Arc::clone(execution),
+        status: Box::new(status),
+    }
 }
 
-fn ended(execution: &ToolExecution, phase: ExecutionPhase, why: &str, message: &str, now: Time) -> ToolExecutionStatus {
+fn ended(
+    execution: &ToolExecution,
+    phase: ExecutionPhase,
+    why: &str,
+    message: &str,
+    now: Time,
+) -> ToolExecutionStatus {
     let mut status = ToolExecutionStatus {
         phase: Some(phase),
         reason: Some(why.to_owned()),
-        message: Some(message.get(..message.floor_char_boundary(4096)).unwrap_or_default().to_owned()),
+        message: Some(
+            message
+                .get(..message.floor_char_boundary(4096))
+                .unwrap_or_default()
+                .to_owned(),
+        ),
         outcome: Some(Outcome::NotStarted),
         completion_time: Some(now),
         usage: Some(ExecutionUsage {
@@ -109,7 +156,15 @@ fn ended(execution: &ToolExecution, phase: ExecutionPhase, why: &str, message: &
         }),
         ..ToolExecutionStatus::default()
     };
-    conditions::set(&mut status.conditions, kind::SUCCEEDED, false, why, message, execution.metadata.generation, now);
+    conditions::set(
+        &mut status.conditions,
+        kind::SUCCEEDED,
+        false,
+        why,
+        message,
+        execution.metadata.generation,
+        now,
+    );
     status
 }
 
@@ -118,7 +173,12 @@ pub fn queued(execution: &Arc<ToolExecution>, why: &str, message: &str) -> Actio
     let status = ToolExecutionStatus {
         phase: Some(ExecutionPhase::Queued),
         reason: Some(why.to_owned()),
-        message: Some(message.get(..message.floor_char_boundary(4096)).unwrap_or_default().to_owned()),
+        message: Some(
+            message
+                .get(..message.floor_char_boundary(4096))
+                .unwrap_or_default()
+                .to_owned(),
+        ),
         ..ToolExecutionStatus::default()
     };
     write(execution, status)
@@ -129,19 +189,35 @@ pub fn denied(execution: &Arc<ToolExecution>, refusal: &Refusal, now: Time) -> A
     let message = format!("{}: {}", refusal.reason, refusal.message);
     let mut status = ended(execution, ExecutionPhase::Denied, refusal.reason, &message, now);
     status.error_class = Some(ErrorClass::InvalidArgument);
-    status.decisions =
-        vec![GuardDecision { check: refusal.check, allowed: false, reason: Some(refusal.reason.to_owned()) }];
+    status.decisions = vec![GuardDecision {
+        check: refusal.check,
+        allowed: false,
+        reason: Some(refusal.reason.to_owned()),
+    }];
     let generation = execution.metadata.generation;
-    conditions::set(&mut status.conditions, kind::ADMITTED, false, refusal.reason, &refusal.message, generation, now);
+    conditions::set(
+        &mut status.conditions,
+        kind::ADMITTED,
+        false,
+        refusal.reason,
+        &refusal.message,
+        generation,
+        now,
+    );
     write(execution, status)
 }
 
 /// Stops an execution: by its node where it has one, and at once where it has none.
 pub fn stop(execution: &Arc<ToolExecution>, why: &str, message: &str, now: Time) -> Action {
     if execution.spec.binding.is_some() {
-        return Action::Cancel { execution: Arc::clone(execution) };
+        return Action::Cancel {
+            execution: Arc::clone(execution),
+        };
     }
-    write(execution, ended(execution, ExecutionPhase::Cancelled, why, message, now))
+    write(
+        execution,
+        ended(execution, ExecutionPhase::Cancelled, why, message, now),
+    )
 }
 
 /// Marks an execution that its run goes on without, once.
@@ -156,7 +232,15 @@ pub fn background(execution: &Arc<ToolExecution>, now: Time) -> Option<Action> {
         (status.phase, status.reason, status.message) = (held.phase, held.reason, held.message);
     }
     let message = "The run's toolWaitSeconds passed; it went on, and the execution goes on too.";
-    conditions::set(&mut status.conditions, kind::BACKGROUNDED, true, reason::WAIT_ELAPSED, message, execution.metadata.generation, now);
+    conditions::set(
+        &mut status.conditions,
+        kind::BACKGROUNDED,
+        true,
+        reason::WAIT_ELAPSED,
+        message,
+        execution.metadata.generation,
+        now,
+    );
     Some(write(execution, status))
 }
 
@@ -168,7 +252,13 @@ pub fn orphaned(execution: &Arc<ToolExecution>, now: Time) -> Action {
         "The Lease of node {node:?} stopped moving. Whether the call had its effect is not known, so it is not repeated."
     );
     let held = execution.status.clone().unwrap_or_default();
-    let mut status = ended(execution, ExecutionPhase::Orphaned, reason::NODE_LOST, &message, now);
+    let mut status = ended(
+        execution,
+        ExecutionPhase::Orphaned,
+        reason::NODE_LOST,
+        &message,
+        now,
+    );
     status.outcome = Some(Outcome::Unknown);
     status.error_class = Some(ErrorClass::Local);
     status.cleanup = Some(Cleanup::Unconfirmed);

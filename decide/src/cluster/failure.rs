@@ -8,16 +8,66 @@ use fairlead_crds::{Failure, FailureClass};
 
 /// The table: class and reason of every kind of error, and whether another try may help.
 pub const MODEL_ERRORS: &[(ModelErrorKind, FailureClass, &str, bool)] = &[
-    (ModelErrorKind::Connect, FailureClass::Automatic, reason::PROVIDER_UNREACHABLE, true),
-    (ModelErrorKind::Timeout, FailureClass::Automatic, reason::PROVIDER_TIMEOUT, false),
-    (ModelErrorKind::RateLimited, FailureClass::Automatic, reason::PROVIDER_RATE_LIMITED, true),
-    (ModelErrorKind::Server, FailureClass::Automatic, reason::PROVIDER_ERROR, true),
-    (ModelErrorKind::Unauthorized, FailureClass::Manual, reason::PROVIDER_UNAUTHORIZED, false),
-    (ModelErrorKind::Refused, FailureClass::Terminal, reason::PROVIDER_REFUSED, false),
-    (ModelErrorKind::Protocol, FailureClass::Terminal, reason::PROVIDER_PROTOCOL, false),
-    (ModelErrorKind::TooLarge, FailureClass::Terminal, reason::ANSWER_TOO_LARGE, false),
-    (ModelErrorKind::ScriptExhausted, FailureClass::Terminal, reason::SCRIPT_EXHAUSTED, false),
-    (ModelErrorKind::SecretNotReadable, FailureClass::Manual, reason::SECRET_NOT_READABLE, false),
+    (
+        ModelErrorKind::Connect,
+        FailureClass::Automatic,
+        reason::PROVIDER_UNREACHABLE,
+        true,
+    ),
+    (
+        ModelErrorKind::Timeout,
+        FailureClass::Automatic,
+        reason::PROVIDER_TIMEOUT,
+        false,
+    ),
+    (
+        ModelErrorKind::RateLimited,
+        FailureClass::Automatic,
+        reason::PROVIDER_RATE_LIMITED,
+        true,
+    ),
+    (
+        ModelErrorKind::Server,
+        FailureClass::Automatic,
+        reason::PROVIDER_ERROR,
+        true,
+    ),
+    (
+        ModelErrorKind::Unauthorized,
+        FailureClass::Manual,
+        reason::PROVIDER_UNAUTHORIZED,
+        false,
+    ),
+    (
+        ModelErrorKind::Refused,
+        FailureClass::Terminal,
+        reason::PROVIDER_REFUSED,
+        false,
+    ),
+    (
+        ModelErrorKind::Protocol,
+        FailureClass::Terminal,
+        reason::PROVIDER_PROTOCOL,
+        false,
+    ),
+    (
+        ModelErrorKind::TooLarge,
+        FailureClass::Terminal,
+        reason::ANSWER_TOO_LARGE,
+        false,
+    ),
+    (
+        ModelErrorKind::ScriptExhausted,
+        FailureClass::Terminal,
+        reason::SCRIPT_EXHAUSTED,
+        false,
+    ),
+    (
+        ModelErrorKind::SecretNotReadable,
+        FailureClass::Manual,
+        reason::SECRET_NOT_READABLE,
+        false,
+    ),
 ];
 
 /// First pause before a request is sent again, doubled with each try.
@@ -29,12 +79,10 @@ const LONGEST_ASKED_MILLIS: i64 = 3_600_000;
 const MESSAGE_MAX: usize = 4096;
 
 fn row(kind: ModelErrorKind) -> (FailureClass, &'static str, bool) {
-    MODEL_ERRORS
-        .iter()
-        .find(|(k, ..)| *k == kind)
-        .map_or((FailureClass::Terminal, reason::PROVIDER_PROTOCOL, false), |(_, class, reason, again)| {
-            (*class, reason, *again)
-        })
+    MODEL_ERRORS.iter().find(|(k, ..)| *k == kind).map_or(
+        (FailureClass::Terminal, reason::PROVIDER_PROTOCOL, false),
+        |(_, class, reason, again)| (*class, reason, *again),
+    )
 }
 
 /// Whether the same request may be sent again: the kind allows it, and no piece of an answer had come.
@@ -63,6 +111,12 @@ pub fn of_model(error: &ModelError) -> Failure {
 
 /// A failure, its message cut to what the field holds.
 pub fn failure(class: FailureClass, reason: &str, message: &str) -> Failure {
-    let message = message.get(..message.floor_char_boundary(MESSAGE_MAX)).unwrap_or_default();
-    Failure { class, reason: reason.to_owned(), message: message.to_owned() }
+    let message = message
+        .get(..message.floor_char_boundary(MESSAGE_MAX))
+        .unwrap_or_default();
+    Failure {
+        class,
+        reason: reason.to_owned(),
+        message: message.to_owned(),
+    }
 }

@@ -51,9 +51,17 @@ pub struct Call<'a> {
 /// Lets a call through, or says which check refuses it.
 pub fn authorize(world: &World, call: Call<'_>) -> Result<Authorized, Refusal> {
     let key = ObjectKey::new(call.namespace, call.tool);
-    let refuse = |check, reason, message: String, may_pass| Refusal { check, reason, message, may_pass };
+    let refuse = |check, reason, message: String, may_pass| Refusal {
+        check,
+        reason,
+        message,
+        may_pass,
+    };
     let state = world.tools.get(&key).ok_or_else(|| {
-        let message = format!("There is no Tool {:?} in namespace {:?}. Use one that is offered.", call.tool, call.namespace);
+        let message = format!(
+            "There is no Tool {:?} in namespace {:?}. Use one that is offered.",
+            call.tool, call.namespace
+        );
         refuse(GuardCheck::Resolve, refusal::TOOL_NOT_FOUND, message, true)
     })?;
     let generation = state.object.metadata.generation.unwrap_or(0);
@@ -69,18 +77,29 @@ pub fn authorize(world: &World, call: Call<'_>) -> Result<Authorized, Refusal> {
     }
     let accepted = state.accepted.as_ref().map_err(|faults| {
         let why = faults.first().map(|f| f.message.clone()).unwrap_or_default();
-        let message = format!("Tool {:?} cannot be used until its author mends it: {why}", call.tool);
+        let message = format!(
+            "Tool {:?} cannot be used until its author mends it: {why}",
+            call.tool
+        );
         refuse(GuardCheck::Resolve, refusal::TOOL_NOT_FOUND, message, true)
     })?;
     let invalid = |message: String| refuse(GuardCheck::Schema, refusal::INVALID_ARGUMENT, message, false);
-    accepted.validate(call.arguments).map_err(|fault| invalid(fault.message))?;
+    accepted
+        .validate(call.arguments)
+        .map_err(|fault| invalid(fault.message))?;
     let plan = resolve_plan(&state.object.spec, generation, call.timeout_seconds);
     // The node renders again with the same function; what it would refuse is refused here, where the caller learns it.
     render(&plan.command, call.arguments).map_err(|fault| invalid(fault.to_string()))?;
-    let allowed = |check| GuardDecision { check, allowed: true, reason: None };
+    let allowed = |check| GuardDecision {
+        check,
+        allowed: true,
+        reason: None,
+    };
     Ok(Authorized {
         decisions: vec![allowed(GuardCheck::Resolve), allowed(GuardCheck::Schema)],
-        call_digest: digest(&json!({"tool": call.tool, "generation": generation, "arguments": call.arguments})),
+        call_digest: digest(
+            &json!({"tool": call.tool, "generation": generation, "arguments": call.arguments}),
+        ),
         plan,
     })
 }

@@ -19,7 +19,8 @@ impl Load {
             return;
         }
         self.take(key);
-        self.placed.insert(key.clone(), (node.to_owned(), run.map(str::to_owned)));
+        self.placed
+            .insert(key.clone(), (node.to_owned(), run.map(str::to_owned)));
         *self.nodes.entry(node.to_owned()).or_default() += 1;
         *self.namespaces.entry(key.namespace.clone()).or_default() += 1;
         if let Some(run) = run {
@@ -29,7 +30,9 @@ impl Load {
 
     /// Counts an execution no more. Whether it was counted.
     pub fn take(&mut self, key: &ObjectKey) -> bool {
-        let Some((node, run)) = self.placed.remove(key) else { return false };
+        let Some((node, run)) = self.placed.remove(key) else {
+            return false;
+        };
         lower(&mut self.nodes, &node);
         lower(&mut self.namespaces, &key.namespace);
         if let Some(run) = run {
@@ -55,7 +58,10 @@ impl Load {
 
     /// The executions on a node.
     pub fn executions_on<'a>(&'a self, node: &'a str) -> impl Iterator<Item = &'a ObjectKey> {
-        self.placed.iter().filter(move |(_, (at, _))| at == node).map(|(key, _)| key)
+        self.placed
+            .iter()
+            .filter(move |(_, (at, _))| at == node)
+            .map(|(key, _)| key)
     }
 }
 

@@ -4,12 +4,15 @@
 //! [`Decision`] for one key; the executor absorbs [`Event::Started`] for each of its actions before it carries it out,
 //! and [`Event::Ended`] after. So the world always counts what is on its way.
 
+mod absorb;
 mod answer;
 mod builtin;
 mod execution;
 mod failure;
+mod finish;
 mod guard;
 mod load;
+mod outcome;
 mod queue;
 mod request;
 mod run;
@@ -30,7 +33,8 @@ pub use types::{
     Action, Because, Decision, Event, Key, NodeLease, ObjectKey, WriteFailure, WriteFailureKind,
 };
 pub use world::{
-    NodeState, ProviderState, Request, RequestState, RunState, Settings, ToolState, Waiter, World, has_ended, key_of,
+    NodeState, ProviderCheck, ProviderState, Request, RequestState, RunState, Settings, ToolState, Waiter,
+    World, has_ended, key_of,
 };
 pub use writes::{Subject, Writes};
 

@@ -16,7 +16,9 @@ use std::sync::Arc;
 
 /// Decides about all calls that wait.
 pub fn decide(world: &World, now: Time) -> Decision {
-    let Some(term) = world.term else { return Decision::because(Because::NotLeading) };
+    let Some(term) = world.term else {
+        return Decision::because(Because::NotLeading);
+    };
     let mut slots = Slots::of(world, now);
     let mut line = Line::of(world, now);
     let mut decision = Decision::default();
@@ -27,13 +29,20 @@ pub fn decide(world: &World, now: Time) -> Decision {
             None => continue,
         }
     }
-    let why = if slots.none_ready() { reason::NO_READY_NODE } else { reason::CONCURRENCY_LIMIT };
+    let why = if slots.none_ready() {
+        reason::NO_READY_NODE
+    } else {
+        reason::CONCURRENCY_LIMIT
+    };
     let left: Vec<_> = line.rest().collect();
     for key in &left {
         show(world, key, why, now, &mut decision);
     }
     if !left.is_empty() {
-        decision.because.push(Because::Queued { count: left.len(), reason: why });
+        decision.because.push(Because::Queued {
+            count: left.len(),
+            reason: why,
+        });
         decision.wake_by(plus_millis(now, world.settings.visible_after_millis));
     }
     decision
@@ -65,7 +74,10 @@ impl<'a> Slots<'a> {
     }
 
     fn take(&mut self) -> Option<&'a NodeLease> {
-        let free = self.ready.iter_mut().filter(|(lease, used)| *used < lease.capacity);
+        let free = self
+            .ready
+            .iter_mut()
+            .filter(|(lease, used)| *used < lease.capacity);
         let (lease, used) = free.min_by_key(|(lease, used)| (*used, lease.name.as_str()))?;
         *used += 1;
         Some(lease)
@@ -74,7 +86,9 @@ impl<'a> Slots<'a> {
 
 /// Whether a node may get work at `now`.
 pub fn is_fresh(world: &World, node: &NodeState, now: Time) -> bool {
-    node.trusted && node.lease.is_some() && plus_seconds(node.moved_at, world.settings.node_fresh_seconds) > now
+    node.trusted
+        && node.lease.is_some()
+        && plus_seconds(node.moved_at, world.settings.node_fresh_seconds) > now
 }
 
 /// The waiting calls, in the order in which they get slots.
@@ -88,16 +102,23 @@ impl Line {
     fn of(world: &World, now: Time) -> Self {
         let mut by_namespace: BTreeMap<String, (usize, Groups)> = BTreeMap::new();
         for (key, waiter) in &world.waiting {
-            if world.writes.blocked(&Subject::Execution(key.clone()), now).is_some() {
+            if world
+                .writes
+                .blocked(&Subject::Execution(key.clone()), now)
+                .is_some()
+            {
                 continue;
             }
             let (_, groups) = by_namespace
                 .entry(key.namespace.clone())
                 .or_insert_with(|| (world.load.of_namespace(&key.namespace), Groups::new()));
             let group = waiter.run.clone().unwrap_or_else(|| format!("own/{}", key.name));
-            let (_, calls) = groups
-                .entry(group)
-                .or_insert_with(|| (waiter.run.as_deref().map_or(0, |run| world.load.of_run(run)), Vec::new()));
+            let (_, calls) = groups.entry(group).or_insert_with(|| {
+                (
+                    waiter.run.as_deref().map_or(0, |run| world.load.of_run(run)),
+                    Vec::new(),
+                )
+            });
             calls.push((waiter.since, key.clone()));
         }
         // The next call of a group is taken from the end.
@@ -111,11 +132,22 @@ impl Line {
 
     /// The oldest call of the run with the least in flight, in the namespace with the least in flight.
     fn next(&mut self) -> Option<ObjectKey> {
-        let oldest = |groups: &Groups| groups.values().filter_map(|(_, c)| c.last().map(|(t, _)| *t)).min();
-        let (namespace, (used, groups)) =
-            self.by_namespace.iter_mut().min_by_key(|(_, (used, groups))| (*used, oldest(groups)))?;
+        let oldest = |groups: &Groups| {
+            groups
+                .values()
+                .filter_map(|(_, c)| c.last().map(|(t, _)| *t))
+                .min()
+        };
+        let (namespace, (used, groups)) = self
+            .by_namespace
+            .iter_mut()
+            .min_by_key(|(_, (used, groups))| (*used, oldest(groups)))?;
         let namespace = namespace.clone();
-        let group = groups.iter().min_by_key(|(_, (used, c))| (*used, c.last().map(|(t, _)| *t)))?.0.clone();
+        let group = groups
+            .iter()
+            .min_by_key(|(_, (used, c))| (*used, c.last().map(|(t, _)| *t)))?
+            .0
+            .clone();
         let (run_used, calls) = groups.get_mut(&group)?;
         let (_, key) = calls.pop()?;
         *used += 1;
@@ -130,7 +162,10 @@ impl Line {
     }
 
     fn rest(&self) -> impl Iterator<Item = ObjectKey> + '_ {
-        self.by_namespace.values().flat_map(|(_, groups)| groups.values()).flat_map(|(_, c)| c.iter().map(|(_, k)| k.clone()))
+        self.by_namespace
+            .values()
+            .flat_map(|(_, groups)| groups.values())
+            .flat_map(|(_, c)| c.iter().map(|(_, k)| k.clone()))
     }
 }
 
@@ -140,9 +175,8 @@ fn place(world: &World, key: &ObjectKey, slots: &mut Slots<'_>, term: i64, now: 
     let existing = world.executions.get(key);
     let verdict = match &waiter.call {
         None => existing.map(|x| authorize(world, own_call(x)))?,
-        Some(_) => of_run(world, waiter).map(|(view, call)| {
-            view.guard(call, view.tools.iter().find(|t| t.name == call.tool))
-        })?,
+        Some(_) => of_run(world, waiter)
+            .map(|(view, call)| view.guard(call, view.tools.iter().find(|t| t.name == call.tool)))?,
     };
     match (verdict, existing) {
         (Err(refusal), Some(execution)) => Some(refuse(execution, &refusal, now)),
@@ -150,7 +184,10 @@ fn place(world: &World, key: &ObjectKey, slots: &mut Slots<'_>, term: i64, now: 
         (Err(_), None) => None,
         (Ok(authorized), Some(execution)) => {
             let binding = bind(authorized, slots, term, now)?;
-            Some(Action::Bind { execution: Arc::clone(execution), binding: Box::new(binding) })
+            Some(Action::Bind {
+                execution: Arc::clone(execution),
+                binding: Box::new(binding),
+            })
         }
         (Ok(authorized), None) => {
             let (view, call) = of_run(world, waiter)?;
@@ -165,14 +202,21 @@ fn refuse(execution: &Arc<fairlead_crds::ToolExecution>, refusal: &Refusal, now:
     denied(execution, refusal, now)
 }
 
-fn bind(authorized: Authorized, slots: &mut Slots<'_>, term: i64, now: Time) -> Option<fairlead_crds::Binding> {
+fn bind(
+    authorized: Authorized,
+    slots: &mut Slots<'_>,
+    term: i64,
+    now: Time,
+) -> Option<fairlead_crds::Binding> {
     let lease = slots.take()?;
     Some(authorized.bind(lease, 1, term, now))
 }
 
 /// A call that has waited long enough is created unbound, so that it can be seen, and says why it waits.
 fn show(world: &World, key: &ObjectKey, why: &'static str, now: Time, decision: &mut Decision) {
-    let Some(waiter) = world.waiting.get(key) else { return };
+    let Some(waiter) = world.waiting.get(key) else {
+        return;
+    };
     if plus_millis(waiter.since, world.settings.visible_after_millis) > now {
         return;
     }
@@ -190,7 +234,9 @@ fn show(world: &World, key: &ObjectKey, why: &'static str, now: Time, decision: 
         }
         None => {
             if let Some((view, call)) = of_run(world, waiter) {
-                decision.actions.extend(create(world, waiter, key, spec_of(&view, call)));
+                decision
+                    .actions
+                    .extend(create(world, waiter, key, spec_of(&view, call)));
             }
         }
     }
@@ -198,7 +244,11 @@ fn show(world: &World, key: &ObjectKey, why: &'static str, now: Time, decision: 
 
 fn create(world: &World, waiter: &Waiter, key: &ObjectKey, spec: ToolExecutionSpec) -> Option<Action> {
     let (_, run) = world.run(waiter.run.as_deref()?)?;
-    Some(Action::CreateExecution { run: Arc::clone(run), name: key.name.clone(), spec: Box::new(spec) })
+    Some(Action::CreateExecution {
+        run: Arc::clone(run),
+        name: key.name.clone(),
+        spec: Box::new(spec),
+    })
 }
 
 /// The turn and the call a waiter stands for.
@@ -206,16 +256,34 @@ fn of_run<'a>(world: &'a World, waiter: &Waiter) -> Option<(View<'a>, &'a ToolCa
     let (state, run) = world.run(waiter.run.as_deref()?)?;
     let (index, call_id) = waiter.call.as_ref()?;
     let turn = turn_at(state, *index)?;
-    let call = turn.status.as_ref()?.tool_calls.iter().find(|c| c.call_id == *call_id)?;
-    Some((View { world, state, run, turn, tools: tools_of(state, turn) }, call))
+    let call = turn
+        .status
+        .as_ref()?
+        .tool_calls
+        .iter()
+        .find(|c| c.call_id == *call_id)?;
+    Some((
+        View {
+            world,
+            state,
+            run,
+            turn,
+            tools: tools_of(state, turn),
+        },
+        call,
+    ))
 }
 
 /// The spec of a run's call, without a binding.
 fn spec_of(view: &View<'_>, call: &ToolCall) -> ToolExecutionSpec {
     let frozen = view.tools.iter().find(|t| t.name == call.tool);
-    let object = frozen.and_then(|t| t.object.clone()).unwrap_or_else(|| call.tool.clone());
+    let object = frozen
+        .and_then(|t| t.object.clone())
+        .unwrap_or_else(|| call.tool.clone());
     ToolExecutionSpec {
-        tool: ToolTarget { tool_ref: LocalRef::new(object) },
+        tool: ToolTarget {
+            tool_ref: LocalRef::new(object),
+        },
         arguments: call.arguments.clone(),
         service_account_name: view.run.spec.service_account_name.clone(),
         run_ref: Some(OwnedRef {

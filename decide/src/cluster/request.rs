@@ -27,7 +27,11 @@ pub fn tools_of<'a>(state: &'a RunState, turn: &'a AgentTurn) -> &'a [FrozenTool
 /// What the model is told, in the turn after `view.turn`, about calls whose text does not follow from their execution's
 /// end: those in progress, those answered by the operator, and those that became no execution after all.
 pub fn observe(view: &View<'_>, now: Time) -> Vec<Observation> {
-    let calls = view.turn.status.as_ref().map_or(&[][..], |s| s.tool_calls.as_slice());
+    let calls = view
+        .turn
+        .status
+        .as_ref()
+        .map_or(&[][..], |s| s.tool_calls.as_slice());
     calls
         .iter()
         .filter(|call| call.error.is_none())
@@ -39,25 +43,44 @@ pub fn observe(view: &View<'_>, now: Time) -> Vec<Observation> {
                 CallState::Refused(text) => text,
                 CallState::Absent => "The call was not made.".to_owned(),
             };
-            Some(Observation { call_id: call.call_id.clone(), text })
+            Some(Observation {
+                call_id: call.call_id.clone(),
+                text,
+            })
         })
         .collect()
 }
 
 /// The messages up to and including the results of turn `index - 1`; `observations` are those of turn `index`.
-pub fn messages(world: &World, state: &RunState, run: &AgentRun, index: i64, observations: &[Observation]) -> Vec<Message> {
+pub fn messages(
+    world: &World,
+    state: &RunState,
+    run: &AgentRun,
+    index: i64,
+    observations: &[Observation],
+) -> Vec<Message> {
     let mut messages = Vec::new();
     if let Some(text) = run.spec.system_prompt.clone().filter(|t| !t.is_empty()) {
         messages.push(Message::System { text });
     }
-    messages.push(Message::User { text: run.spec.input.clone() });
+    messages.push(Message::User {
+        text: run.spec.input.clone(),
+    });
     for past in 1..index {
-        let Some(turn) = turn_at(state, past).filter(|t| phase_of(t) == TurnPhase::Completed) else { continue };
+        let Some(turn) = turn_at(state, past).filter(|t| phase_of(t) == TurnPhase::Completed) else {
+            continue;
+        };
         let told = match turn_at(state, past + 1) {
             Some(next) if past + 1 < index => next.spec.observations.as_slice(),
             _ => observations,
         };
-        let view = View { world, state, run, turn, tools: tools_of(state, turn) };
+        let view = View {
+            world,
+            state,
+            run,
+            turn,
+            tools: tools_of(state, turn),
+        };
         round(&view, told, &mut messages);
     }
     messages
@@ -69,21 +92,45 @@ fn round(view: &View<'_>, told: &[Observation], messages: &mut Vec<Message>) {
     let calls = status
         .tool_calls
         .iter()
-        .map(|c| MessageCall { id: c.call_id.clone(), name: c.tool.clone(), arguments: c.arguments.clone() })
+        .map(|c| MessageCall {
+            id: c.call_id.clone(),
+            name: c.tool.clone(),
+            arguments: c.arguments.clone(),
+        })
         .collect();
-    messages.push(Message::Assistant { text: status.message.clone(), calls });
+    messages.push(Message::Assistant {
+        text: status.message.clone(),
+        calls,
+    });
     let mut left = usize::try_from(view.run.spec.limits.max_turn_output_bytes).unwrap_or(0);
     for call in &status.tool_calls {
-        let observed = told.iter().find(|o| o.call_id == call.call_id).map(|o| o.text.clone());
-        let text = observed.or_else(|| call.error.as_ref().map(|e| e.text.clone())).unwrap_or_else(|| {
-            let name = call.execution_name.as_deref().unwrap_or_default();
-            let execution = view.world.executions.get(&view.key(name));
-            execution.map_or_else(|| "The result of this call is not stored any more.".to_owned(), |x| result_text(x))
-        });
+        let observed = told
+            .iter()
+            .find(|o| o.call_id == call.call_id)
+            .map(|o| o.text.clone());
+        let text = observed
+            .or_else(|| call.error.as_ref().map(|e| e.text.clone()))
+            .unwrap_or_else(|| {
+                let name = call.execution_name.as_deref().unwrap_or_default();
+                let execution = view.world.executions.get(&view.key(name));
+                execution.map_or_else(
+                    || "The result of this call is not stored any more.".to_owned(),
+                    |x| result_text(x),
+                )
+            });
         let total = u64::try_from(text.len()).unwrap_or(u64::MAX);
-        let text = cut(&text, left, total, call.execution_name.as_deref().unwrap_or(&call.call_id));
+        let text = cut(
+            &text,
+            left,
+            total,
+            call.execution_name.as_deref().unwrap_or(&call.call_id),
+        );
         left = left.saturating_sub(text.len());
-        messages.push(Message::Tool { call_id: call.call_id.clone(), name: call.tool.clone(), text });
+        messages.push(Message::Tool {
+            call_id: call.call_id.clone(),
+            name: call.tool.clone(),
+            text,
+        });
     }
 }
 

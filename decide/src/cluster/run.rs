@@ -3,10 +3,10 @@
 use super::failure::failure;
 use super::request::tools_of;
 use super::stage::{Progress, View};
-use super::status::{self, End, in_phase, publish, tool_calls};
+use super::status::{End, in_phase, publish, tool_calls};
 use super::turn;
 use super::types::{Action, Because, Decision};
-use super::world::{RunState, World, has_ended, is_settled, phase_of};
+use super::world::{RunState, World, phase_of};
 use super::writes::Subject;
 use crate::time::{plus_millis, plus_seconds};
 use fairlead_crds::conditions::{self, kind, reason};
@@ -16,21 +16,33 @@ use std::sync::Arc;
 
 /// A run with its state, as one argument.
 #[derive(Clone, Copy)]
-struct Subjects<'a> {
-    world: &'a World,
-    state: &'a RunState,
-    run: &'a Arc<AgentRun>,
-    now: Time,
+pub(super) struct Subjects<'a> {
+    pub(super) world: &'a World,
+    pub(super) state: &'a RunState,
+    pub(super) run: &'a Arc<AgentRun>,
+    pub(super) now: Time,
 }
 
 /// Decides about a run.
 pub fn decide(world: &World, uid: &str, now: Time) -> Decision {
-    let Some((state, run)) = world.run(uid) else { return Decision::default() };
-    let all = Subjects { world, state, run, now };
+    let Some((state, run)) = world.run(uid) else {
+        return Decision::default();
+    };
+    let all = Subjects {
+        world,
+        state,
+        run,
+        now,
+    };
     if run.metadata.deletion_timestamp.is_some() {
         return all.deleting();
     }
-    if run.status.as_ref().and_then(|s| s.phase).is_some_and(RunPhase::is_terminal) {
+    if run
+        .status
+        .as_ref()
+        .and_then(|s| s.phase)
+        .is_some_and(RunPhase::is_terminal)
+    {
         return all.after_the_end();
     }
     let deadline = all.deadline();
@@ -45,12 +57,16 @@ pub fn decide(world: &World, uid: &str, now: Time) -> Decision {
 }
 
 impl<'a> Subjects<'a> {
-    fn uid(&self) -> String {
+    pub(super) fn uid(&self) -> String {
         self.run.metadata.uid.clone().unwrap_or_default()
     }
 
     fn created(&self) -> Time {
-        self.run.metadata.creation_timestamp.as_ref().map_or(self.now, |t| t.0)
+        self.run
+            .metadata
+            .creation_timestamp
+            .as_ref()
+            .map_or(self.now, |t| t.0)
     }
 
     fn deadline(&self) -> Time {
@@ -62,14 +78,23 @@ impl<'a> Subjects<'a> {
     }
 
     fn view(&self, turn: &'a AgentTurn) -> View<'a> {
-        View { world: self.world, state: self.state, run: self.run, turn, tools: tools_of(self.state, turn) }
+        View {
+            world: self.world,
+            state: self.state,
+            run: self.run,
+            turn,
+            tools: tools_of(self.state, turn),
+        }
     }
 
     /// The node agents kill what ran; a request in progress is of no use to anybody.
     fn deleting(&self) -> Decision {
         let mut decision = Decision::because(Because::Deleting);
         if let Some(request) = &self.state.request {
-            decision.actions.push(Action::StopAsking { run: self.uid(), turn: request.turn.clone() });
+            decision.actions.push(Action::StopAsking {
+                run: self.uid(),
+                turn: request.turn.clone(),
+            });
         }
         decision
     }
@@ -89,7 +114,11 @@ impl<'a> Subjects<'a> {
             return Some(End::cancelled());
         }
         if tool_calls(self.state) > limits.max_tool_calls {
-            let what = format!("The model made {} tool calls; spec.limits.maxToolCalls is {}", tool_calls(self.state), limits.max_tool_calls);
+            let what = format!(
+                "The model made {} tool calls; spec.limits.maxToolCalls is {}",
+                tool_calls(self.state),
+                limits.max_tool_calls
+            );
             return limit(reason::MAX_TOOL_CALLS, &what, "Raise it");
         }
         if self.deadline() <= self.now {
@@ -104,7 +133,11 @@ impl<'a> Subjects<'a> {
         let ended = turn.status.as_ref()?;
         match phase_of(turn) {
             TurnPhase::Failed => Some(End::failed(ended.failure.clone().unwrap_or_else(|| {
-                failure(FailureClass::Terminal, reason::PROVIDER_PROTOCOL, "The turn failed.")
+                failure(
+                    FailureClass::Terminal,
+                    reason::PROVIDER_PROTOCOL,
+                    "The turn failed.",
+                )
             }))),
             TurnPhase::Completed if ended.tool_calls.is_empty() => {
                 let name = turn.metadata.name.as_deref().unwrap_or_default();
@@ -136,13 +169,21 @@ impl<'a> Subjects<'a> {
                 "The model has not answered within spec.limits.maxTurns ({}). Raise it, and create the run again.",
                 self.run.spec.limits.max_turns
             );
-            return self.finish(&End::failed(failure(FailureClass::Terminal, reason::MAX_TURNS, &message)));
+            return self.finish(&End::failed(failure(
+                FailureClass::Terminal,
+                reason::MAX_TURNS,
+                &message,
+            )));
         }
         match turn::make(self.world, self.state, self.run, index, self.now) {
             Ok(action) => Decision::act(action),
             Err(missing) if turn::grace_ends(self.world, self.run, since) <= self.now => {
                 let message = format!("{} Then create the run again.", missing.message);
-                self.finish(&End::failed(failure(FailureClass::Manual, missing.reason, &message)))
+                self.finish(&End::failed(failure(
+                    FailureClass::Manual,
+                    missing.reason,
+                    &message,
+                )))
             }
             Err(missing) => self.missing(missing, since),
         }
@@ -150,7 +191,11 @@ impl<'a> Subjects<'a> {
 
     /// Waits for a write, and says on the run why it was refused: a quota or a missing right can last.
     fn held_up(&self, because: Because, at: Option<Time>) -> Decision {
-        let mut decision = Decision { actions: Vec::new(), wake: at, because: Vec::new() };
+        let mut decision = Decision {
+            actions: Vec::new(),
+            wake: at,
+            because: Vec::new(),
+        };
         if let Because::BackingOff { message } = &because {
             decision.actions.extend(self.tell_refusal(message));
         }
@@ -159,25 +204,60 @@ impl<'a> Subjects<'a> {
     }
 
     fn tell_refusal(&self, message: &str) -> Option<Action> {
-        let mut status = in_phase(self.state, self.run, self.lasting_phase(), reason::WRITE_REFUSED, self.now);
+        let mut status = in_phase(
+            self.state,
+            self.run,
+            self.lasting_phase(),
+            reason::WRITE_REFUSED,
+            self.now,
+        );
         let generation = self.run.metadata.generation;
-        conditions::set_unknown(&mut status.conditions, kind::SUCCEEDED, reason::WRITE_REFUSED, message, generation, self.now);
+        conditions::set_unknown(
+            &mut status.conditions,
+            kind::SUCCEEDED,
+            reason::WRITE_REFUSED,
+            message,
+            generation,
+            self.now,
+        );
         publish(&self.world.writes, self.run, status, self.now)
     }
 
     /// The phase that was last written, or the first one.
     fn lasting_phase(&self) -> RunPhase {
-        self.run.status.as_ref().and_then(|s| s.phase).unwrap_or(RunPhase::Pending)
+        self.run
+            .status
+            .as_ref()
+            .and_then(|s| s.phase)
+            .unwrap_or(RunPhase::Pending)
     }
 
     /// Says on the run what it waits for, once it has waited long enough for somebody to wonder.
     fn missing(&self, missing: turn::Missing, since: Time) -> Decision {
-        let visible_at = plus_millis(since.max(self.created()), self.world.settings.visible_after_millis);
-        let mut status = in_phase(self.state, self.run, self.lasting_phase(), missing.reason, self.now);
-        conditions::set_unknown(&mut status.conditions, kind::SUCCEEDED, missing.reason, &missing.message, self.run.metadata.generation, self.now);
+        let visible_at = plus_millis(
+            since.max(self.created()),
+            self.world.settings.visible_after_millis,
+        );
+        let mut status = in_phase(
+            self.state,
+            self.run,
+            self.lasting_phase(),
+            missing.reason,
+            self.now,
+        );
+        conditions::set_unknown(
+            &mut status.conditions,
+            kind::SUCCEEDED,
+            missing.reason,
+            &missing.message,
+            self.run.metadata.generation,
+            self.now,
+        );
         let mut decision = turn::wait_for(missing, self.now);
         if visible_at <= self.now {
-            decision.actions.extend(publish(&self.world.writes, self.run, status, self.now));
+            decision
+                .actions
+                .extend(publish(&self.world.writes, self.run, status, self.now));
         }
         decision.wake_by(turn::grace_ends(self.world, self.run, since));
         decision
@@ -193,31 +273,55 @@ impl<'a> Subjects<'a> {
         decision.actions.extend(self.queue(&progress));
         decision.actions.extend(self.cancels(&progress.to_cancel));
         decision.actions.extend(self.left_behind(&progress));
-        let waiting = progress.stage_began.is_some_and(|at| plus_millis(at, self.world.settings.visible_after_millis) <= self.now);
-        let phase = if waiting { RunPhase::WaitingForTools } else { RunPhase::Running };
+        let waiting = progress
+            .stage_began
+            .is_some_and(|at| plus_millis(at, self.world.settings.visible_after_millis) <= self.now);
+        let phase = if waiting {
+            RunPhase::WaitingForTools
+        } else {
+            RunPhase::Running
+        };
         for (key, _) in &progress.wanted {
-            if let Some((_, Some(at))) = self.world.writes.blocked(&Subject::Execution(key.clone()), self.now) {
+            if let Some((_, Some(at))) = self
+                .world
+                .writes
+                .blocked(&Subject::Execution(key.clone()), self.now)
+            {
                 decision.wake_by(at);
             }
         }
-        let refused = progress.wanted.iter().find_map(|(key, _)| self.world.writes.last_failure(&Subject::Execution(key.clone())));
+        let refused = progress
+            .wanted
+            .iter()
+            .find_map(|(key, _)| self.world.writes.last_failure(&Subject::Execution(key.clone())));
         if let Some(message) = refused {
             decision.actions.extend(self.tell_refusal(message));
             return decision;
         }
         let message = format!("Tool calls of turn {} are in progress.", turn.spec.index);
         let mut status = in_phase(self.state, self.run, phase, "ToolCalls", self.now);
-        conditions::set_unknown(&mut status.conditions, kind::SUCCEEDED, phase.as_str(), &message, self.run.metadata.generation, self.now);
+        conditions::set_unknown(
+            &mut status.conditions,
+            kind::SUCCEEDED,
+            phase.as_str(),
+            &message,
+            self.run.metadata.generation,
+            self.now,
+        );
         // Back from waiting is told with the next turn: it follows within moments.
         let told = status.turns == self.run.status.as_ref().map_or(0, |s| s.turns);
         if waiting || !told {
-            decision.actions.extend(publish(&self.world.writes, self.run, status, self.now));
+            decision
+                .actions
+                .extend(publish(&self.world.writes, self.run, status, self.now));
         }
         decision
     }
 
     fn wait_for_tools(&self, progress: &Progress) -> Decision {
-        let mut decision = Decision::because(Because::ToolsRunning { count: progress.live + progress.wanted.len() });
+        let mut decision = Decision::because(Because::ToolsRunning {
+            count: progress.live + progress.wanted.len(),
+        });
         decision.wake = progress.settles_by;
         if let Some(began) = progress.stage_began {
             let visible = plus_millis(began, self.world.settings.visible_after_millis);
@@ -234,15 +338,23 @@ impl<'a> Subjects<'a> {
             .wanted
             .iter()
             .filter(|(key, _)| !self.world.waiting.contains_key(key))
-            .filter(|(key, _)| self.world.writes.blocked(&Subject::Execution(key.clone()), self.now).is_none())
+            .filter(|(key, _)| {
+                self.world
+                    .writes
+                    .blocked(&Subject::Execution(key.clone()), self.now)
+                    .is_none()
+            })
             .cloned()
             .collect();
         (!waiters.is_empty()).then_some(Action::Want { waiters })
     }
 
-    fn free(&self, execution: &ToolExecution) -> bool {
+    pub(super) fn free(&self, execution: &ToolExecution) -> bool {
         let key = super::world::key_of(&execution.metadata);
-        self.world.writes.blocked(&Subject::Execution(key), self.now).is_none()
+        self.world
+            .writes
+            .blocked(&Subject::Execution(key), self.now)
+            .is_none()
     }
 
     fn cancels(&self, executions: &[Arc<ToolExecution>]) -> Vec<Action> {
@@ -254,85 +366,16 @@ impl<'a> Subjects<'a> {
     }
 
     fn left_behind(&self, progress: &Progress) -> Vec<Action> {
-        progress.left_behind.iter().filter(|x| self.free(x)).filter_map(|x| super::execution::background(x, self.now)).collect()
+        progress
+            .left_behind
+            .iter()
+            .filter(|x| self.free(x))
+            .filter_map(|x| super::execution::background(x, self.now))
+            .collect()
     }
 
-    fn executions(&self) -> impl Iterator<Item = &'a Arc<ToolExecution>> {
-        self.world.executions_of(self.run.metadata.uid.as_deref().unwrap_or_default())
-    }
-
-    /// Ends the run: closes the request, stops what is live, and writes the end when nothing is.
-    fn finish(&self, end: &End) -> Decision {
-        if let Some(decision) = turn::give_up(self.world, self.state, self.run, self.now) {
-            return decision;
-        }
-        let live: Vec<_> = self.executions().filter(|x| !has_ended(x)).collect();
-        if !live.is_empty() {
-            return self.stop(&live, end);
-        }
-        let unclean: Vec<_> = self.executions().filter(|x| !is_settled(x)).filter_map(|x| x.metadata.name.clone()).collect();
-        let unclean = (!unclean.is_empty())
-            .then(|| format!("Not confirmed as gone: execution {}; its status names what is left.", unclean.join(", ")));
-        let mut status = in_phase(self.state, self.run, end.phase, &end.reason, self.now);
-        status::end(&mut status, self.run, end, unclean.as_deref(), self.now);
-        match publish(&self.world.writes, self.run, status, self.now) {
-            Some(action) => Decision::act(action),
-            None => self.blocked_on_status(),
-        }
-    }
-
-    fn blocked_on_status(&self) -> Decision {
-        match self.world.writes.blocked(&Subject::Run(self.uid()), self.now) {
-            Some((because, at)) => Decision { because: vec![because], wake: at, actions: Vec::new() },
-            None => Decision::because(Because::Settled),
-        }
-    }
-
-    fn stop(&self, live: &[&'a Arc<ToolExecution>], end: &End) -> Decision {
-        let mut decision = Decision::because(Because::Stopping { count: live.len() });
-        for execution in live.iter().filter(|x| self.free(x)) {
-            if execution.spec.desired_state.is_none() || execution.spec.binding.is_none() {
-                decision.actions.push(super::execution::stop(execution, reason::RUN_ENDED, "The run ended.", self.now));
-            }
-        }
-        let status = in_phase(self.state, self.run, RunPhase::Finishing, &end.reason, self.now);
-        decision.actions.extend(publish(&self.world.writes, self.run, status, self.now));
-        for execution in live {
-            let key = super::world::key_of(&execution.metadata);
-            if let Some((_, Some(at))) = self.world.writes.blocked(&Subject::Execution(key), self.now) {
-                decision.wake_by(at);
-            }
-        }
-        decision
-    }
-
-    /// Clean-up that is confirmed late, and retention.
-    fn after_the_end(&self) -> Decision {
-        if let Some((because, at)) = self.world.writes.blocked(&Subject::Run(self.uid()), self.now) {
-            return Decision { because: vec![because], wake: at, actions: Vec::new() };
-        }
-        if let Some(action) = self.confirmed_late() {
-            return Decision::act(action);
-        }
-        let completed = self.run.status.as_ref().and_then(|s| s.completion_time);
-        let Some((ttl, completed)) = self.run.spec.ttl_seconds_after_finished.zip(completed) else {
-            return Decision::because(Because::Ended);
-        };
-        let expires = plus_seconds(completed, ttl);
-        if expires > self.now {
-            return Decision::wait(Because::Retained, expires);
-        }
-        Decision::act(Action::DeleteRun { run: Arc::clone(self.run) })
-    }
-
-    fn confirmed_late(&self) -> Option<Action> {
-        let status = self.run.status.as_ref()?;
-        let unclean = conditions::find(&status.conditions, kind::CLEANED_UP).is_some_and(|c| c.status == "False");
-        if !unclean || self.executions().any(|x| !is_settled(x)) {
-            return None;
-        }
-        let mut status = status.clone();
-        status::cleaned_up(&mut status, self.run.metadata.generation, None, self.now);
-        publish(&self.world.writes, self.run, status, self.now)
+    pub(super) fn executions(&self) -> impl Iterator<Item = &'a Arc<ToolExecution>> {
+        self.world
+            .executions_of(self.run.metadata.uid.as_deref().unwrap_or_default())
     }
 }

@@ -67,12 +67,16 @@ impl<'a> View<'a> {
         if frozen.is_some_and(|t| t.kind == FrozenToolKind::Executions) {
             return builtin::of_call(self, call).map_or_else(CallState::Refused, CallState::Builtin);
         }
-        let Some(name) = &call.execution_name else { return CallState::Refused("The call has no execution.".into()) };
+        let Some(name) = &call.execution_name else {
+            return CallState::Refused("The call has no execution.".into());
+        };
         if let Some(execution) = self.world.executions.get(&self.key(name)) {
             return CallState::Execution(execution);
         }
         if let Some(message) = self.state.refused.get(&call.call_id) {
-            return CallState::Refused(format!("The call could not be recorded, so it was not made: {message}"));
+            return CallState::Refused(format!(
+                "The call could not be recorded, so it was not made: {message}"
+            ));
         }
         match self.guard(call, frozen) {
             Err(refusal) => CallState::Refused(format!("{}: {}", refusal.reason, refusal.message)),
@@ -81,12 +85,22 @@ impl<'a> View<'a> {
     }
 
     /// The guard's verdict on a call that has no execution yet.
-    pub fn guard(&self, call: &ToolCall, frozen: Option<&FrozenTool>) -> Result<super::guard::Authorized, Refusal> {
+    pub fn guard(
+        &self,
+        call: &ToolCall,
+        frozen: Option<&FrozenTool>,
+    ) -> Result<super::guard::Authorized, Refusal> {
         let object = frozen.and_then(|t| t.object.as_deref()).unwrap_or(&call.tool);
         let namespace = self.run.metadata.namespace.as_deref().unwrap_or_default();
         authorize(
             self.world,
-            Call { namespace, tool: object, frozen, arguments: &call.arguments, timeout_seconds: None },
+            Call {
+                namespace,
+                tool: object,
+                frozen,
+                arguments: &call.arguments,
+                timeout_seconds: None,
+            },
         )
     }
 
@@ -101,8 +115,16 @@ impl<'a> View<'a> {
 
     /// Where the calls of the turn stand at `now`.
     pub fn progress(&self, now: Time) -> Progress {
-        let completed = self.turn.status.as_ref().and_then(|s| s.completion_time).unwrap_or(now);
-        let mut progress = Progress { settled_at: Some(completed), ..Progress::default() };
+        let completed = self
+            .turn
+            .status
+            .as_ref()
+            .and_then(|s| s.completion_time)
+            .unwrap_or(now);
+        let mut progress = Progress {
+            settled_at: Some(completed),
+            ..Progress::default()
+        };
         let stages = self.calls().iter().map(|c| c.stage).max().unwrap_or(0);
         for stage in 1..=stages {
             let Some(begun) = progress.settled_at else { break };
@@ -124,7 +146,11 @@ impl<'a> View<'a> {
                     settles_by = settles_by.max(wait_over);
                 }
                 CallState::Execution(execution) => {
-                    let end = execution.status.as_ref().and_then(|s| s.completion_time).filter(|_| has_ended(execution));
+                    let end = execution
+                        .status
+                        .as_ref()
+                        .and_then(|s| s.completion_time)
+                        .filter(|_| has_ended(execution));
                     if end.is_none() {
                         progress.live += 1;
                         if execution.spec.binding.is_none() && execution.spec.desired_state.is_none() {
@@ -135,7 +161,9 @@ impl<'a> View<'a> {
                         }
                     }
                     let at = end.unwrap_or(wait_over).min(wait_over).max(begun);
-                    settled_at = settled_at.filter(|_| end.is_some() || now >= wait_over).map(|t| t.max(at));
+                    settled_at = settled_at
+                        .filter(|_| end.is_some() || now >= wait_over)
+                        .map(|t| t.max(at));
                     settles_by = settles_by.max(at);
                 }
                 CallState::Builtin(builtin) => {
@@ -143,7 +171,9 @@ impl<'a> View<'a> {
                         progress.to_cancel.push(Arc::clone(execution));
                     }
                     let at = builtin.settles(begun, wait_over);
-                    settled_at = settled_at.filter(|_| builtin.is_over() || now >= at).map(|t| t.max(at.min(now)));
+                    settled_at = settled_at
+                        .filter(|_| builtin.is_over() || now >= at)
+                        .map(|t| t.max(at.min(now)));
                     settles_by = settles_by.max(at);
                 }
             }
@@ -158,6 +188,13 @@ impl<'a> View<'a> {
     fn waiter(&self, call: &ToolCall, since: Time) -> (ObjectKey, Waiter) {
         let key = self.key(call.execution_name.as_deref().unwrap_or_default());
         let run = self.run.metadata.uid.clone();
-        (key, Waiter { run, call: Some((self.turn.spec.index, call.call_id.clone())), since })
+        (
+            key,
+            Waiter {
+                run,
+                call: Some((self.turn.spec.index, call.call_id.clone())),
+                since,
+            },
+        )
     }
 }

@@ -5,23 +5,32 @@ use super::world::{RunState, phase_of};
 use super::writes::{Subject, Writes};
 use fairlead_crds::conditions::{self, kind};
 use fairlead_crds::values::Time;
-use fairlead_crds::{
-    AgentRun, AgentRunStatus, Answer, Failure, RunPhase, RunUsage, Transition, TurnPhase,
-};
+use fairlead_crds::{AgentRun, AgentRunStatus, Answer, Failure, RunPhase, RunUsage, Transition, TurnPhase};
 use std::sync::Arc;
 
 const ANSWER_MAX: usize = 65_536;
 const TRANSITIONS_MAX: usize = 20;
 
 /// The status a run has in `phase`, its counts taken from the turns.
-pub fn in_phase(state: &RunState, run: &AgentRun, phase: RunPhase, reason: &str, now: Time) -> AgentRunStatus {
+pub fn in_phase(
+    state: &RunState,
+    run: &AgentRun,
+    phase: RunPhase,
+    reason: &str,
+    now: Time,
+) -> AgentRunStatus {
     let mut status = run.status.clone().unwrap_or_default();
     count(state, &mut status);
     status.observed_generation = run.metadata.generation;
     status.start_time = status.start_time.or(Some(now));
     if status.phase != Some(phase) {
         let n = status.transitions.last().map_or(1, |t| t.n + 1);
-        status.transitions.push(Transition { n, phase, reason: reason.to_owned(), at: now });
+        status.transitions.push(Transition {
+            n,
+            phase,
+            reason: reason.to_owned(),
+            at: now,
+        });
         let excess = status.transitions.len().saturating_sub(TRANSITIONS_MAX);
         status.transitions.drain(..excess);
     }
@@ -55,13 +64,23 @@ fn count(state: &RunState, status: &mut AgentRunStatus) {
     status.turns = turns;
     status.tool_calls = calls;
     status.usage = Some(usage);
-    status.current_turn = state.turns.values().next_back().and_then(|t| t.metadata.name.clone());
+    status.current_turn = state
+        .turns
+        .values()
+        .next_back()
+        .and_then(|t| t.metadata.name.clone());
 }
 
 /// Tool calls of all completed turns.
 pub fn tool_calls(state: &RunState) -> i64 {
-    let completed = state.turns.values().filter(|t| phase_of(t) == TurnPhase::Completed);
-    let calls: usize = completed.filter_map(|t| t.status.as_ref()).map(|s| s.tool_calls.len()).sum();
+    let completed = state
+        .turns
+        .values()
+        .filter(|t| phase_of(t) == TurnPhase::Completed);
+    let calls: usize = completed
+        .filter_map(|t| t.status.as_ref())
+        .map(|s| s.tool_calls.len())
+        .sum();
     i64::try_from(calls).unwrap_or(i64::MAX)
 }
 
@@ -71,17 +90,36 @@ pub fn end(status: &mut AgentRunStatus, run: &AgentRun, end: &End, unclean: Opti
     let generation = run.metadata.generation;
     status.answer.clone_from(&end.answer);
     status.failure.clone_from(&end.failure);
-    conditions::set(&mut status.conditions, kind::SUCCEEDED, end.phase == RunPhase::Succeeded, &end.reason, &end.message, generation, now);
+    conditions::set(
+        &mut status.conditions,
+        kind::SUCCEEDED,
+        end.phase == RunPhase::Succeeded,
+        &end.reason,
+        &end.message,
+        generation,
+        now,
+    );
     cleaned_up(status, generation, unclean, now);
 }
 
 /// Puts the CleanedUp condition into a status; `unclean` says what could not be verified.
 pub fn cleaned_up(status: &mut AgentRunStatus, generation: Option<i64>, unclean: Option<&str>, now: Time) {
     let (reason, message) = match unclean {
-        None => (conditions::reason::CONFIRMED, "Every execution was verified gone."),
+        None => (
+            conditions::reason::CONFIRMED,
+            "Every execution was verified gone.",
+        ),
         Some(what) => (conditions::reason::CLEAN_UP_FAILED, what),
     };
-    conditions::set(&mut status.conditions, kind::CLEANED_UP, unclean.is_none(), reason, message, generation, now);
+    conditions::set(
+        &mut status.conditions,
+        kind::CLEANED_UP,
+        unclean.is_none(),
+        reason,
+        message,
+        generation,
+        now,
+    );
 }
 
 /// How and why a run ends.
@@ -113,7 +151,9 @@ impl End {
 
     /// An answer, cut to what the status holds.
     pub fn answered(text: &str, turn: &str) -> Self {
-        let kept = text.get(..text.floor_char_boundary(ANSWER_MAX)).unwrap_or_default();
+        let kept = text
+            .get(..text.floor_char_boundary(ANSWER_MAX))
+            .unwrap_or_default();
         Self {
             phase: RunPhase::Succeeded,
             reason: conditions::reason::ANSWERED.to_owned(),
@@ -152,5 +192,8 @@ pub fn publish(writes: &Writes, run: &Arc<AgentRun>, status: AgentRunStatus, now
     if same || writes.blocked(&Subject::Run(uid), now).is_some() {
         return None;
     }
-    Some(Action::WriteRun { run: Arc::clone(run), status: Box::new(status) })
+    Some(Action::WriteRun {
+        run: Arc::clone(run),
+        status: Box::new(status),
+    })
 }

@@ -10,10 +10,8 @@ use super::writes::Subject;
 use crate::time::{plus_millis, plus_seconds};
 use fairlead_crds::conditions::reason;
 use fairlead_crds::names::turn_name;
-use fairlead_crds::values::{LocalRef, OwnedRef, Time};
-use fairlead_crds::{
-    AgentRun, AgentTurn, AgentTurnSpec, Builtin, FrozenTool, FrozenToolKind, TurnPhase,
-};
+use fairlead_crds::values::{OwnedRef, Time};
+use fairlead_crds::{AgentRun, AgentTurn, AgentTurnSpec, Builtin, FrozenTool, FrozenToolKind, TurnPhase};
 use std::sync::Arc;
 
 /// How often something that is missing is looked for again, in milliseconds.
@@ -30,7 +28,10 @@ pub struct Missing {
 
 /// The decision about something missing: to wait for it, for a while.
 pub fn wait_for(missing: Missing, now: Time) -> Decision {
-    let because = Because::Missing { reason: missing.reason.to_owned(), message: missing.message };
+    let because = Because::Missing {
+        reason: missing.reason.to_owned(),
+        message: missing.message,
+    };
     Decision::wait(because, plus_millis(now, LOOK_AGAIN_MILLIS))
 }
 
@@ -41,38 +42,45 @@ pub fn grace_ends(world: &World, run: &AgentRun, since: Time) -> Time {
 }
 
 /// Makes turn `index`, its attempt one above the last.
-pub fn make(world: &World, state: &RunState, run: &Arc<AgentRun>, index: i64, now: Time) -> Result<Action, Missing> {
+pub fn make(
+    world: &World,
+    state: &RunState,
+    run: &Arc<AgentRun>,
+    index: i64,
+    now: Time,
+) -> Result<Action, Missing> {
     let namespace = run.metadata.namespace.clone().unwrap_or_default();
-    let provider_name = &run.spec.model.provider_ref.name;
-    let provider = world.providers.get(&ObjectKey::new(namespace.clone(), provider_name.clone()));
-    let provider = provider.ok_or_else(|| Missing {
-        reason: reason::PROVIDER_NOT_FOUND,
-        message: format!("spec.model.providerRef: there is no ModelProvider {provider_name:?} in namespace {namespace:?}; create it."),
-    })?;
-    usable(provider, provider_name)?;
-    let model = run.spec.model.name.clone().or_else(|| provider.object.spec.default_model.clone());
-    let scripted = provider.object.spec.wire_api == fairlead_crds::WireApi::Scripted;
-    let model = model.or_else(|| scripted.then(|| "scripted".to_owned())).ok_or_else(|| Missing {
-        reason: reason::PROVIDER_NOT_READY,
-        message: format!("spec.model.name: not given, and ModelProvider {provider_name:?} has no defaultModel; set one of them."),
-    })?;
+    let model = model_of(world, run, &namespace)?;
     let tools = freeze(world, run, &namespace)?;
     let observations = index
         .checked_sub(1)
         .and_then(|past| turn_at(state, past))
-        .map(|turn| observe(&View { world, state, run, turn, tools: tools_of(state, turn) }, now))
+        .map(|turn| {
+            observe(
+                &View {
+                    world,
+                    state,
+                    run,
+                    turn,
+                    tools: tools_of(state, turn),
+                },
+                now,
+            )
+        })
         .unwrap_or_default();
     let told = messages(world, state, run, index, &observations);
     let attempt = turn_at(state, index).map_or(1, |t| t.spec.attempt + 1);
     let same_tools = state.turns.values().rev().find(|t| t.spec.tools_from.is_none());
-    let tools_from = same_tools.filter(|t| t.spec.tools == tools && !tools.is_empty()).and_then(|t| t.metadata.name.clone());
+    let tools_from = same_tools
+        .filter(|t| t.spec.tools == tools && !tools.is_empty())
+        .and_then(|t| t.metadata.name.clone());
     let uid = run.metadata.uid.clone().unwrap_or_default();
     let run_name = run.metadata.name.clone().unwrap_or_default();
     let spec = AgentTurnSpec {
         request_digest: request_digest(&told, &tools),
         index,
         attempt,
-        provider_ref: LocalRef::new(provider_name.clone()),
+        provider_ref: run.spec.model.provider_ref.clone(),
         model,
         parameters: run.spec.model.parameters.clone(),
         max_output_tokens: run.spec.model.max_output_tokens,
@@ -81,20 +89,56 @@ pub fn make(world: &World, state: &RunState, run: &Arc<AgentRun>, index: i64, no
         input: (index == 1).then(|| run.spec.input.clone()),
         system_prompt: run.spec.system_prompt.clone().filter(|_| index == 1),
         observations,
-        run_ref: OwnedRef { name: run_name.clone(), uid: uid.clone() },
+        run_ref: OwnedRef {
+            name: run_name.clone(),
+            uid: uid.clone(),
+        },
     };
-    Ok(Action::CreateTurn { run: Arc::clone(run), name: turn_name(&run_name, &uid, index, attempt), spec: Box::new(spec) })
+    Ok(Action::CreateTurn {
+        run: Arc::clone(run),
+        name: turn_name(&run_name, &uid, index, attempt),
+        spec: Box::new(spec),
+    })
+}
+
+/// Name of the model that is asked, once its provider can be.
+fn model_of(world: &World, run: &AgentRun, namespace: &str) -> Result<String, Missing> {
+    let provider_name = &run.spec.model.provider_ref.name;
+    let provider = world
+        .providers
+        .get(&ObjectKey::new(namespace, provider_name.clone()));
+    let provider = provider.ok_or_else(|| Missing {
+        reason: reason::PROVIDER_NOT_FOUND,
+        message: format!("spec.model.providerRef: there is no ModelProvider {provider_name:?} in namespace {namespace:?}; create it."),
+    })?;
+    usable(provider, provider_name)?;
+    let model = run
+        .spec
+        .model
+        .name
+        .clone()
+        .or_else(|| provider.object.spec.default_model.clone());
+    let scripted = provider.object.spec.wire_api == fairlead_crds::WireApi::Scripted;
+    model.or_else(|| scripted.then(|| "scripted".to_owned())).ok_or_else(|| Missing {
+        reason: reason::PROVIDER_NOT_READY,
+        message: format!("spec.model.name: not given, and ModelProvider {provider_name:?} has no defaultModel; set one of them."),
+    })
 }
 
 fn usable(provider: &super::world::ProviderState, name: &str) -> Result<(), Missing> {
     let generation = provider.object.metadata.generation.unwrap_or(0);
-    match &provider.checked {
-        Some((looked_at, _, None)) if *looked_at == generation => Ok(()),
-        Some((looked_at, _, Some((_, message)))) if *looked_at == generation => Err(Missing {
+    match provider
+        .checked
+        .as_ref()
+        .filter(|c| c.generation == generation)
+        .map(|c| &c.fault)
+    {
+        Some(None) => Ok(()),
+        Some(Some((_, message))) => Err(Missing {
             reason: reason::PROVIDER_NOT_READY,
             message: format!("ModelProvider {name:?} cannot be called: {message}"),
         }),
-        _ => Err(Missing {
+        None => Err(Missing {
             reason: reason::PROVIDER_NOT_READY,
             message: format!("ModelProvider {name:?} has not been looked at yet."),
         }),
@@ -104,7 +148,13 @@ fn usable(provider: &super::world::ProviderState, name: &str) -> Result<(), Miss
 /// The tools a run offers, as they are now.
 fn freeze(world: &World, run: &AgentRun, namespace: &str) -> Result<Vec<FrozenTool>, Missing> {
     let mut frozen: Vec<FrozenTool> = Vec::new();
-    for name in run.spec.tools.iter().filter_map(|t| t.tool_ref.as_ref()).map(|r| &r.name) {
+    for name in run
+        .spec
+        .tools
+        .iter()
+        .filter_map(|t| t.tool_ref.as_ref())
+        .map(|r| &r.name)
+    {
         if frozen.iter().any(|t| t.name == *name) {
             continue;
         }
@@ -115,7 +165,10 @@ fn freeze(world: &World, run: &AgentRun, namespace: &str) -> Result<Vec<FrozenTo
         if let Err(faults) = &state.accepted {
             let why = faults.first().map(|f| f.message.clone()).unwrap_or_default();
             let message = format!("spec.tools: Tool {name:?} is not accepted: {why}");
-            return Err(Missing { reason: reason::TOOL_NOT_ACCEPTED, message });
+            return Err(Missing {
+                reason: reason::TOOL_NOT_ACCEPTED,
+                message,
+            });
         }
         frozen.push(FrozenTool {
             name: name.clone(),
@@ -130,17 +183,33 @@ fn freeze(world: &World, run: &AgentRun, namespace: &str) -> Result<Vec<FrozenTo
         });
     }
     // A handle is of no use without the means to come back to it.
-    if !frozen.is_empty() || run.spec.tools.iter().any(|t| t.builtin == Some(Builtin::Executions)) {
+    if !frozen.is_empty()
+        || run
+            .spec
+            .tools
+            .iter()
+            .any(|t| t.builtin == Some(Builtin::Executions))
+    {
         frozen.extend(builtin::frozen());
     }
     Ok(frozen)
 }
 
 /// What to do about a turn that has no end yet.
-pub fn drive(world: &World, state: &RunState, run: &Arc<AgentRun>, turn: &Arc<AgentTurn>, now: Time) -> Decision {
+pub fn drive(
+    world: &World,
+    state: &RunState,
+    run: &Arc<AgentRun>,
+    turn: &Arc<AgentTurn>,
+    now: Time,
+) -> Decision {
     let uid = run.metadata.uid.clone().unwrap_or_default();
     if let Some((because, at)) = world.writes.blocked(&Subject::Turn(uid.clone()), now) {
-        return Decision { because: vec![because], wake: at, actions: Vec::new() };
+        return Decision {
+            because: vec![because],
+            wake: at,
+            actions: Vec::new(),
+        };
     }
     let name = turn.metadata.name.clone().unwrap_or_default();
     let Some(request) = state.request.as_ref().filter(|r| r.turn == name) else {
@@ -148,7 +217,10 @@ pub fn drive(world: &World, state: &RunState, run: &Arc<AgentRun>, turn: &Arc<Ag
     };
     match &request.state {
         RequestState::Sent => Decision::because(Because::Asking),
-        RequestState::Idle { not_before: Some(at), last_error } if *at > now => {
+        RequestState::Idle {
+            not_before: Some(at),
+            last_error,
+        } if *at > now => {
             let message = last_error.clone().unwrap_or_default();
             Decision::wait(Because::ProviderBackOff { message }, *at)
         }
@@ -163,12 +235,25 @@ pub fn drive(world: &World, state: &RunState, run: &Arc<AgentRun>, turn: &Arc<Ag
     }
 }
 
-fn ask(world: &World, state: &RunState, run: &Arc<AgentRun>, turn: &Arc<AgentTurn>, tries: u32, now: Time) -> Decision {
+fn ask(
+    world: &World,
+    state: &RunState,
+    run: &Arc<AgentRun>,
+    turn: &Arc<AgentTurn>,
+    tries: u32,
+    now: Time,
+) -> Decision {
     let namespace = run.metadata.namespace.clone().unwrap_or_default();
     let key = ObjectKey::new(namespace.clone(), turn.spec.provider_ref.name.clone());
     let Some(provider) = world.providers.get(&key) else {
         let message = format!("ModelProvider {:?} is gone; create it again.", key.name);
-        return wait_for(Missing { reason: reason::PROVIDER_NOT_FOUND, message }, now);
+        return wait_for(
+            Missing {
+                reason: reason::PROVIDER_NOT_FOUND,
+                message,
+            },
+            now,
+        );
     };
     Decision::act(Action::Ask {
         run: run.metadata.uid.clone().unwrap_or_default(),
@@ -182,19 +267,32 @@ fn ask(world: &World, state: &RunState, run: &Arc<AgentRun>, turn: &Arc<AgentTur
 
 /// Gives an unfinished turn up because its run ends.
 pub fn give_up(world: &World, state: &RunState, run: &AgentRun, now: Time) -> Option<Decision> {
-    let turn = state.turns.values().next_back().filter(|t| phase_of(t) == TurnPhase::Requesting)?;
+    let turn = state
+        .turns
+        .values()
+        .next_back()
+        .filter(|t| phase_of(t) == TurnPhase::Requesting)?;
     let uid = run.metadata.uid.clone().unwrap_or_default();
     if let Some((because, at)) = world.writes.blocked(&Subject::Turn(uid.clone()), now) {
-        return Some(Decision { because: vec![because], wake: at, actions: Vec::new() });
+        return Some(Decision {
+            because: vec![because],
+            wake: at,
+            actions: Vec::new(),
+        });
     }
     let mut decision = close(turn, abandoned(now));
     if state.request.is_some() {
         let name = turn.metadata.name.clone().unwrap_or_default();
-        decision.actions.insert(0, Action::StopAsking { run: uid, turn: name });
+        decision
+            .actions
+            .insert(0, Action::StopAsking { run: uid, turn: name });
     }
     Some(decision)
 }
 
 fn close(turn: &Arc<AgentTurn>, status: fairlead_crds::AgentTurnStatus) -> Decision {
-    Decision::act(Action::EndTurn { turn: Arc::clone(turn), status: Box::new(status) })
+    Decision::act(Action::EndTurn {
+        turn: Arc::clone(turn),
+        status: Box::new(status),
+    })
 }

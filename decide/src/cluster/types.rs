@@ -3,8 +3,8 @@
 use crate::model::{ModelError, ModelRequest, ModelResponse};
 use fairlead_crds::values::Time;
 use fairlead_crds::{
-    AgentRun, AgentRunStatus, AgentTurn, AgentTurnSpec, AgentTurnStatus, Binding, ModelProvider, ModelProviderStatus,
-    Tool, ToolExecution, ToolExecutionSpec, ToolExecutionStatus, ToolStatus,
+    AgentRun, AgentRunStatus, AgentTurn, AgentTurnSpec, AgentTurnStatus, Binding, ModelProvider,
+    ModelProviderStatus, Tool, ToolExecution, ToolExecutionSpec, ToolExecutionStatus, ToolStatus,
 };
 use std::sync::Arc;
 
@@ -20,7 +20,10 @@ pub struct ObjectKey {
 impl ObjectKey {
     /// The key of `name` in `namespace`.
     pub fn new(namespace: impl Into<String>, name: impl Into<String>) -> Self {
-        Self { namespace: namespace.into(), name: name.into() }
+        Self {
+            namespace: namespace.into(),
+            name: name.into(),
+        }
     }
 }
 
@@ -287,17 +290,27 @@ pub struct Decision {
 impl Decision {
     /// Nothing to do, for that reason.
     pub fn because(reason: Because) -> Self {
-        Self { because: vec![reason], ..Self::default() }
+        Self {
+            because: vec![reason],
+            ..Self::default()
+        }
     }
 
     /// Do that.
     pub fn act(action: Action) -> Self {
-        Self { actions: vec![action], ..Self::default() }
+        Self {
+            actions: vec![action],
+            ..Self::default()
+        }
     }
 
     /// Nothing to do until `at`, for that reason.
     pub fn wait(reason: Because, at: Time) -> Self {
-        Self { because: vec![reason], wake: Some(at), ..Self::default() }
+        Self {
+            because: vec![reason],
+            wake: Some(at),
+            ..Self::default()
+        }
     }
 
     /// Looks again at `at` at the latest.

@@ -30,9 +30,10 @@ impl Subject {
             Action::WriteRun { run, .. } | Action::DeleteRun { run } => {
                 Self::Run(run.metadata.uid.clone().unwrap_or_default())
             }
-            Action::CreateExecution { run, name, .. } => {
-                Self::Execution(ObjectKey::new(run.metadata.namespace.clone().unwrap_or_default(), name.clone()))
-            }
+            Action::CreateExecution { run, name, .. } => Self::Execution(ObjectKey::new(
+                run.metadata.namespace.clone().unwrap_or_default(),
+                name.clone(),
+            )),
             Action::Bind { execution, .. }
             | Action::Cancel { execution }
             | Action::WriteExecution { execution, .. }
@@ -107,7 +108,14 @@ impl Writes {
             _ => (100_i64 << failures.min(9)).min(LONGEST_PAUSE_MILLIS),
         };
         let until = plus_millis(now, pause);
-        self.failed.insert(subject.clone(), BackOff { failures, until, message: failure.message });
+        self.failed.insert(
+            subject.clone(),
+            BackOff {
+                failures,
+                until,
+                message: failure.message,
+            },
+        );
     }
 
     /// Forgets a subject.
@@ -122,7 +130,12 @@ impl Writes {
             return Some((Because::WriteInFlight, None));
         }
         let back_off = self.failed.get(subject).filter(|b| b.until > now)?;
-        Some((Because::BackingOff { message: back_off.message.clone() }, Some(back_off.until)))
+        Some((
+            Because::BackingOff {
+                message: back_off.message.clone(),
+            },
+            Some(back_off.until),
+        ))
     }
 
     /// What the server said to the last write about `subject`, if it failed.

@@ -1,0 +1,383 @@
+//! How observations correct the world.
+
+use super::types::{Event, Key, NodeLease, ObjectKey};
+use super::world::{
+    NodeState, ProviderCheck, ProviderState, ToolState, World, has_ended, is_settled, key_of,
+};
+use super::writes::{Subject, Writes};
+use crate::tool_check::accept;
+use fairlead_crds::values::Time;
+use fairlead_crds::{AgentRun, AgentTurn, ModelProvider, RunPhase, Tool, ToolExecution};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+impl World {
+    /// Corrects the world by an observation made at `now`, and says what has to be decided again.
+    pub fn absorb(&mut self, event: Event, now: Time) -> BTreeSet<Key> {
+        let mut dirty = BTreeSet::new();
+        match event {
+            Event::Led { term } => self.led(Some(term), &mut dirty),
+            Event::Deposed => self.led(None, &mut dirty),
+            Event::Run(run) => self.saw_run(run, &mut dirty),
+            Event::RunGone { uid } => self.run_gone(&uid, &mut dirty),
+            Event::Turn(turn) => self.saw_turn(turn, &mut dirty),
+            Event::TurnGone(key) => self.turn_gone(&key, &mut dirty),
+            Event::Execution(execution) => self.saw_execution(execution, now, &mut dirty),
+            Event::ExecutionGone(key) => self.execution_gone(&key, &mut dirty),
+            Event::Tool(tool) => self.saw_tool(tool, &mut dirty),
+            Event::ToolGone(key) => {
+                self.tools.remove(&key);
+            }
+            Event::Provider(provider) => self.saw_provider(provider, &mut dirty),
+            Event::ProviderGone(key) => {
+                self.providers.remove(&key);
+            }
+            Event::Node(lease) => self.saw_node(lease, now, &mut dirty),
+            Event::NodeGone { name } => self.node_gone(&name, &mut dirty),
+            Event::Started(action) => self.started(&action, &mut dirty),
+            Event::Ended { action, result } => self.ended(&action, result, now, &mut dirty),
+            Event::Answered {
+                run,
+                turn,
+                term,
+                sent_at,
+                result,
+            } => {
+                if self.term == Some(term) {
+                    self.answered(&run, &turn, sent_at, *result, now, &mut dirty);
+                }
+            }
+            Event::ProviderChecked {
+                key,
+                generation,
+                fault,
+            } => {
+                self.writes.done(&Subject::Provider(key.clone()));
+                if let Some(state) = self.providers.get_mut(&key) {
+                    state.checked = Some(ProviderCheck {
+                        generation,
+                        at: now,
+                        fault,
+                    });
+                }
+                dirty.insert(Key::Provider(key));
+            }
+        }
+        dirty
+    }
+
+    fn keep(&mut self, key: ObjectKey, execution: Arc<ToolExecution>) {
+        if let Some(run) = &execution.spec.run_ref {
+            self.executions_of
+                .entry(run.uid.clone())
+                .or_default()
+                .insert(key.clone());
+        }
+        self.executions.insert(key, execution);
+    }
+
+    fn drop_execution(&mut self, key: &ObjectKey) -> Option<Arc<ToolExecution>> {
+        let execution = self.executions.remove(key)?;
+        if let Some(run) = &execution.spec.run_ref
+            && let Some(keys) = self.executions_of.get_mut(&run.uid)
+        {
+            keys.remove(key);
+            if keys.is_empty() {
+                self.executions_of.remove(&run.uid);
+            }
+        }
+        Some(execution)
+    }
+
+    fn led(&mut self, term: Option<i64>, dirty: &mut BTreeSet<Key>) {
+        self.term = term;
+        self.waiting.clear();
+        self.writes = Writes::default();
+        for state in self.runs.values_mut() {
+            state.request = None;
+            state.refused.clear();
+        }
+        if term.is_some() {
+            dirty.extend(self.runs.keys().cloned().map(Key::Run));
+            dirty.extend(self.executions.keys().cloned().map(Key::Execution));
+            dirty.extend(self.tools.keys().cloned().map(Key::Tool));
+            dirty.extend(self.providers.keys().cloned().map(Key::Provider));
+            dirty.extend(self.nodes.keys().cloned().map(Key::Node));
+            dirty.insert(Key::Queue);
+        }
+    }
+
+    fn saw_run(&mut self, run: Arc<AgentRun>, dirty: &mut BTreeSet<Key>) {
+        let Some(uid) = run.metadata.uid.clone() else {
+            return;
+        };
+        let state = self.runs.entry(uid.clone()).or_default();
+        if state
+            .object
+            .as_deref()
+            .is_some_and(|old| !newer(&old.metadata, &run.metadata))
+        {
+            return;
+        }
+        let ended = run
+            .status
+            .as_ref()
+            .and_then(|s| s.phase)
+            .is_some_and(RunPhase::is_terminal);
+        state.object = Some(if ended { Arc::new(without_texts(&run)) } else { run });
+        if ended {
+            self.forget_children(&uid);
+        }
+        dirty.insert(Key::Run(uid));
+    }
+
+    /// A run that has ended needs only those of its executions whose clean-up is not confirmed.
+    fn forget_children(&mut self, uid: &str) {
+        let Some(state) = self.runs.get_mut(uid) else {
+            return;
+        };
+        state.request = None;
+        let turns = std::mem::take(&mut state.turns);
+        for turn in turns.values() {
+            self.turn_owner.remove(&key_of(&turn.metadata));
+        }
+        let settled: Vec<_> = self
+            .executions_of(uid)
+            .filter(|x| is_settled(x))
+            .map(|x| key_of(&x.metadata))
+            .collect();
+        for key in settled {
+            self.drop_execution(&key);
+        }
+        self.waiting.retain(|_, w| w.run.as_deref() != Some(uid));
+    }
+
+    fn run_gone(&mut self, uid: &str, dirty: &mut BTreeSet<Key>) {
+        self.forget_children(uid);
+        self.runs.remove(uid);
+        self.writes.done(&Subject::Turn(uid.to_owned()));
+        self.writes.done(&Subject::Run(uid.to_owned()));
+        dirty.insert(Key::Queue);
+    }
+
+    fn saw_turn(&mut self, turn: Arc<AgentTurn>, dirty: &mut BTreeSet<Key>) {
+        let uid = turn.spec.run_ref.uid.clone();
+        let state = self.runs.entry(uid.clone()).or_default();
+        if state.object.as_deref().is_some_and(run_ended) {
+            return;
+        }
+        let at = (turn.spec.index, turn.spec.attempt);
+        if state
+            .turns
+            .get(&at)
+            .is_some_and(|old| !newer(&old.metadata, &turn.metadata))
+        {
+            return;
+        }
+        self.turn_owner
+            .insert(key_of(&turn.metadata), (uid.clone(), at.0, at.1));
+        state.turns.insert(at, turn);
+        dirty.insert(Key::Run(uid));
+    }
+
+    fn turn_gone(&mut self, key: &ObjectKey, dirty: &mut BTreeSet<Key>) {
+        if let Some((uid, index, attempt)) = self.turn_owner.remove(key) {
+            if let Some(state) = self.runs.get_mut(&uid) {
+                state.turns.remove(&(index, attempt));
+                if state.object.is_none() && state.turns.is_empty() {
+                    self.runs.remove(&uid);
+                }
+            }
+            dirty.insert(Key::Run(uid));
+        }
+    }
+
+    fn saw_execution(&mut self, execution: Arc<ToolExecution>, now: Time, dirty: &mut BTreeSet<Key>) {
+        let key = key_of(&execution.metadata);
+        if self
+            .executions
+            .get(&key)
+            .is_some_and(|old| !newer(&old.metadata, &execution.metadata))
+        {
+            return;
+        }
+        let ended = has_ended(&execution);
+        let run = execution.spec.run_ref.as_ref().map(|r| r.uid.clone());
+        match &execution.spec.binding {
+            Some(binding) if !ended => {
+                self.nodes.entry(binding.node_name.clone()).or_insert(NodeState {
+                    lease: None,
+                    moved_at: now,
+                    trusted: false,
+                });
+                self.load.put(&key, &binding.node_name, run.as_deref());
+                dirty.insert(Key::Node(binding.node_name.clone()));
+            }
+            _ => {
+                if self.load.take(&key) {
+                    dirty.insert(Key::Queue);
+                }
+            }
+        }
+        if execution.spec.binding.is_some() || ended {
+            self.waiting.remove(&key);
+        }
+        match &run {
+            Some(uid) => {
+                let over = self
+                    .runs
+                    .get(uid)
+                    .and_then(|s| s.object.as_deref())
+                    .is_some_and(run_ended);
+                if over && is_settled(&execution) {
+                    self.drop_execution(&key);
+                } else {
+                    self.keep(key, execution);
+                }
+                dirty.insert(Key::Run(uid.clone()));
+            }
+            None => {
+                let kept = if ended {
+                    Arc::new(without_output(&execution))
+                } else {
+                    execution
+                };
+                self.keep(key.clone(), kept);
+                dirty.insert(Key::Execution(key));
+            }
+        }
+    }
+
+    fn execution_gone(&mut self, key: &ObjectKey, dirty: &mut BTreeSet<Key>) {
+        self.load.take(key);
+        self.waiting.remove(key);
+        self.writes.done(&Subject::Execution(key.clone()));
+        dirty.insert(Key::Queue);
+        if let Some(uid) = self
+            .drop_execution(key)
+            .and_then(|x| x.spec.run_ref.as_ref().map(|r| r.uid.clone()))
+        {
+            dirty.insert(Key::Run(uid));
+        }
+    }
+
+    fn saw_tool(&mut self, tool: Arc<Tool>, dirty: &mut BTreeSet<Key>) {
+        let key = key_of(&tool.metadata);
+        let known = self.tools.get(&key);
+        if known.is_some_and(|old| !newer(&old.object.metadata, &tool.metadata)) {
+            return;
+        }
+        let same = known.filter(|old| {
+            old.object.metadata.generation == tool.metadata.generation
+                && old.object.metadata.uid == tool.metadata.uid
+        });
+        let accepted = same.map_or_else(|| accept(&tool.spec), |old| old.accepted.clone());
+        self.tools.insert(
+            key.clone(),
+            ToolState {
+                object: tool,
+                accepted,
+            },
+        );
+        dirty.insert(Key::Tool(key));
+    }
+
+    fn saw_provider(&mut self, provider: Arc<ModelProvider>, dirty: &mut BTreeSet<Key>) {
+        let key = key_of(&provider.metadata);
+        let known = self.providers.get(&key);
+        if known.is_some_and(|old| !newer(&old.object.metadata, &provider.metadata)) {
+            return;
+        }
+        let checked = known.and_then(|old| old.checked.clone());
+        self.providers.insert(
+            key.clone(),
+            ProviderState {
+                object: provider,
+                checked,
+            },
+        );
+        dirty.insert(Key::Provider(key));
+    }
+
+    fn saw_node(&mut self, lease: NodeLease, now: Time, dirty: &mut BTreeSet<Key>) {
+        let name = lease.name.clone();
+        let next = match self
+            .nodes
+            .get(&name)
+            .and_then(|n| n.lease.as_ref().map(|l| (n, l)))
+        {
+            Some((node, old)) if old.renewed == lease.renewed => NodeState {
+                lease: Some(lease),
+                moved_at: node.moved_at,
+                trusted: node.trusted,
+            },
+            Some(_) => NodeState {
+                lease: Some(lease),
+                moved_at: now,
+                trusted: true,
+            },
+            None => {
+                let trusted = lease.looks_recent;
+                NodeState {
+                    lease: Some(lease),
+                    moved_at: now,
+                    trusted,
+                }
+            }
+        };
+        self.nodes.insert(name.clone(), next);
+        dirty.insert(Key::Node(name));
+        dirty.insert(Key::Queue);
+    }
+
+    fn node_gone(&mut self, name: &str, dirty: &mut BTreeSet<Key>) {
+        if let Some(node) = self.nodes.get_mut(name) {
+            node.lease = None;
+            node.trusted = false;
+        }
+        if self.load.on_node(name) == 0 {
+            self.nodes.remove(name);
+        }
+        dirty.insert(Key::Node(name.to_owned()));
+    }
+}
+
+/// Whether `new` is a later state than `old`, or another object of the same name.
+///
+/// The API server's resource versions of one object are integers that rise; where they are not (another storage), the
+/// later arrival is believed.
+fn newer(old: &ObjectMeta, new: &ObjectMeta) -> bool {
+    let number = |m: &ObjectMeta| m.resource_version.as_deref().and_then(|v| v.parse::<u64>().ok());
+    match (number(old), number(new)) {
+        (Some(a), Some(b)) => b > a,
+        _ => true,
+    }
+}
+
+fn run_ended(run: &AgentRun) -> bool {
+    run.status
+        .as_ref()
+        .and_then(|s| s.phase)
+        .is_some_and(RunPhase::is_terminal)
+}
+
+/// An ended run without the texts of its spec, which nobody needs any more.
+fn without_texts(run: &AgentRun) -> AgentRun {
+    let mut slim = run.clone();
+    slim.spec.input.clear();
+    slim.spec.system_prompt = None;
+    slim.spec.tools.clear();
+    slim.metadata.managed_fields = None;
+    slim
+}
+
+/// A user's own execution that has ended, without the texts that only its reader needs.
+fn without_output(execution: &ToolExecution) -> ToolExecution {
+    let mut slim = execution.clone();
+    slim.spec.arguments.clear();
+    if let Some(status) = &mut slim.status {
+        status.output = None;
+    }
+    slim
+}

@@ -1,0 +1,183 @@
+//! What becomes of the actions that were handed to the executor.
+
+use super::failure::{may_repeat, next_try};
+use super::types::{Action, Key, ObjectKey, WriteFailure, WriteFailureKind};
+use super::world::{Request, RequestState, Waiter, World, has_ended, key_of};
+use super::writes::Subject;
+use crate::model::{ModelError, ModelResponse};
+use fairlead_crds::values::Time;
+use std::collections::BTreeSet;
+
+impl World {
+    /// A model request came to its end.
+    pub(super) fn answered(
+        &mut self,
+        run: &str,
+        turn: &str,
+        sent_at: Time,
+        result: Result<ModelResponse, ModelError>,
+        now: Time,
+        dirty: &mut BTreeSet<Key>,
+    ) {
+        let bound = self.transient_tries(run);
+        let Some(request) = self.runs.get_mut(run).and_then(|s| s.request.as_mut()) else {
+            return;
+        };
+        if request.turn != turn || !matches!(request.state, RequestState::Sent) {
+            return;
+        }
+        request.state = match result {
+            Err(error) if may_repeat(&error) && request.tries < bound => {
+                let not_before = next_try(&error, request.tries, run, now);
+                request.tries += 1;
+                RequestState::Idle {
+                    not_before: Some(not_before),
+                    last_error: Some(error.message),
+                }
+            }
+            result => RequestState::Answered {
+                sent_at,
+                result: Box::new(result),
+            },
+        };
+        dirty.insert(Key::Run(run.to_owned()));
+    }
+
+    fn transient_tries(&self, run: &str) -> u32 {
+        self.run(run)
+            .and_then(|(_, object)| {
+                let namespace = object.metadata.namespace.clone().unwrap_or_default();
+                let name = object.spec.model.provider_ref.name.clone();
+                self.providers.get(&ObjectKey { namespace, name })
+            })
+            .map_or(0, |p| u32::try_from(p.object.spec.retry.transient).unwrap_or(0))
+    }
+
+    /// An action was handed to the executor.
+    pub(super) fn started(&mut self, action: &Action, dirty: &mut BTreeSet<Key>) {
+        if let Some(subject) = Subject::of(action) {
+            self.writes.begin(subject);
+        }
+        match action {
+            Action::CreateTurn { run, name, .. } => {
+                let state = self
+                    .runs
+                    .entry(run.metadata.uid.clone().unwrap_or_default())
+                    .or_default();
+                state.request = Some(Request {
+                    turn: name.clone(),
+                    state: RequestState::Idle {
+                        not_before: None,
+                        last_error: None,
+                    },
+                    tries: 0,
+                });
+            }
+            Action::Ask { run, .. } => {
+                if let Some(request) = self.runs.get_mut(run).and_then(|s| s.request.as_mut()) {
+                    request.state = RequestState::Sent;
+                }
+            }
+            Action::StopAsking { run, .. } => {
+                if let Some(state) = self.runs.get_mut(run) {
+                    state.request = None;
+                }
+            }
+            Action::CreateExecution { run, name, spec } => {
+                let key = ObjectKey::new(run.metadata.namespace.clone().unwrap_or_default(), name.clone());
+                if let Some(binding) = &spec.binding {
+                    self.waiting.remove(&key);
+                    self.load
+                        .put(&key, &binding.node_name, run.metadata.uid.as_deref());
+                }
+            }
+            Action::Bind { execution, binding } => {
+                let key = key_of(&execution.metadata);
+                self.waiting.remove(&key);
+                let run = execution.spec.run_ref.as_ref().map(|r| r.uid.as_str());
+                self.load.put(&key, &binding.node_name, run);
+            }
+            Action::Want { waiters } => {
+                for (key, waiter) in waiters {
+                    let known = self
+                        .waiting
+                        .get(key)
+                        .map_or(waiter.since, |w| w.since.min(waiter.since));
+                    self.waiting.insert(
+                        key.clone(),
+                        Waiter {
+                            since: known,
+                            ..waiter.clone()
+                        },
+                    );
+                }
+                dirty.insert(Key::Queue);
+            }
+            _ => {}
+        }
+    }
+
+    /// An action came to its end.
+    pub(super) fn ended(
+        &mut self,
+        action: &Action,
+        result: Result<(), WriteFailure>,
+        now: Time,
+        dirty: &mut BTreeSet<Key>,
+    ) {
+        if let Err(failure) = &result {
+            self.undo(action, failure, dirty);
+        }
+        if let Some(subject) = Subject::of(action) {
+            self.writes.end(&subject, result, now);
+            dirty.insert(subject.key(action));
+        }
+    }
+
+    /// What a write that did not happen leaves to be taken back.
+    fn undo(&mut self, action: &Action, failure: &WriteFailure, dirty: &mut BTreeSet<Key>) {
+        use WriteFailureKind::{Conflict, Invalid};
+        match action {
+            Action::CreateTurn { run, name, .. } => {
+                if let Some(state) = self.runs.get_mut(run.metadata.uid.as_deref().unwrap_or_default())
+                    && state.request.as_ref().is_some_and(|r| r.turn == *name)
+                {
+                    state.request = None;
+                }
+            }
+            Action::CreateExecution { run, name, spec } => {
+                let key = ObjectKey::new(run.metadata.namespace.clone().unwrap_or_default(), name.clone());
+                self.load.take(&key);
+                let refused =
+                    matches!(failure.kind, Conflict | Invalid) && !self.executions.contains_key(&key);
+                if let Some(state) = self.runs.get_mut(run.metadata.uid.as_deref().unwrap_or_default())
+                    && refused
+                {
+                    state
+                        .refused
+                        .insert(spec.call_id.clone().unwrap_or_default(), failure.message.clone());
+                }
+                self.restore_load(&key);
+                dirty.insert(Key::Queue);
+            }
+            Action::Bind { execution, .. } => {
+                let key = key_of(&execution.metadata);
+                self.load.take(&key);
+                self.restore_load(&key);
+                dirty.insert(Key::Queue);
+            }
+            _ => {}
+        }
+    }
+
+    /// Puts the load of an execution back that is bound, whatever a failed write of ours wanted.
+    fn restore_load(&mut self, key: &ObjectKey) {
+        if let Some(execution) = self.executions.get(key)
+            && let Some(binding) = &execution.spec.binding
+            && !has_ended(execution)
+        {
+            let run = execution.spec.run_ref.as_ref().map(|r| r.uid.as_str());
+            self.load.put(key, &binding.node_name, run);
+        }
+    }
+}
