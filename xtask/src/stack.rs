@@ -108,6 +108,7 @@ impl Stack {
             .and_then(|offset| offset.checked_add(FIRST_UID));
         let first = first.with_context(|| format!("there are no user numbers for node {index}"))?;
 
+        let uids = format!("{first}-{}", first + (UIDS_PER_NODE - 1));
         let supervisor = self.programs.path("fairlead-supervisor").display().to_string();
         // With --kill-child the namespace, and so every tool in it, dies with the launcher.
         let mut args: Vec<String> = [
@@ -124,6 +125,7 @@ impl Stack {
             ("--agent", &self.programs.path("fairlead-node-agent").display()),
             ("--spool", &spool.display()),
             ("--cgroup-root", &root.display()),
+            ("--uid-range", &uids),
         ]));
         args.push("--".to_owned());
         args.extend(flags(&[
@@ -133,7 +135,7 @@ impl Stack {
             ("--spool", &spool.display()),
             ("--cgroup-root", &root.display()),
             ("--metrics-addr", &format!("127.0.0.1:{port}")),
-            ("--uid-range", &format!("{first}-{}", first + (UIDS_PER_NODE - 1))),
+            ("--uid-range", &uids),
         ]));
         let program = "unshare".into();
         let spec = Spec {
