@@ -1,6 +1,7 @@
 //! Repository tools, as a library so that whole-system tests start the same control plane and the
 //! same processes as `cargo xtask up` does. Blocking, and nothing here ships.
 
+pub mod bench;
 pub mod cgroup;
 pub mod ci;
 pub mod cluster;

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
-use xtask::{ci, demo, generate, tidy, up};
+use xtask::{bench, ci, demo, generate, tidy, up};
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "The repository's tools")]
@@ -27,6 +27,8 @@ enum Verb {
     Tidy,
     /// Run every tier of checks and tests
     Ci(ci::Ci),
+    /// Measure, and print each figure beside the floor of the same run
+    Bench(bench::Bench),
 }
 
 fn main() -> Result<ExitCode> {
@@ -36,6 +38,7 @@ fn main() -> Result<ExitCode> {
         Verb::Down => up::down(),
         Verb::Demo(options) => demo::run(&options),
         Verb::Tidy => tidy::run(),
+        Verb::Bench(options) => bench::run(&options),
         // Its closing line is the last word; what failed was said above it.
         Verb::Ci(options) => return ci::run(&options).map(|passed| ExitCode::from(u8::from(!passed))),
     }
