@@ -63,6 +63,31 @@ pub fn cut(text: &str, max_bytes: usize, total_bytes: u64, execution: &str) -> S
     }
 }
 
+/// JSON that a YAML reader reads as the same value.
+///
+/// The API server reads the body of a server-side apply as YAML, which refuses some characters that JSON takes as they
+/// are, and folds others as line breaks. Both kinds, which in JSON can only be inside strings, become escapes.
+pub fn yaml_safe(json: String) -> String {
+    let unsafe_in_yaml = |c: char| {
+        matches!(
+            c,
+            '\u{7f}'..='\u{9f}' | '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}'
+        )
+    };
+    if !json.contains(unsafe_in_yaml) {
+        return json;
+    }
+    let mut out = String::with_capacity(json.len() + json.len() / 8);
+    for c in json.chars() {
+        if unsafe_in_yaml(c) {
+            out.push_str(&format!("\\u{:04x}", u32::from(c)));
+        } else {
+            out.push(c);
+        }
+    }
+    out
+}
+
 /// First and last part of a block.
 fn parts(text: &str) -> Option<(&str, &str)> {
     text.strip_prefix('<')?.strip_prefix(NAME)?;

@@ -1,6 +1,6 @@
 //! Properties of the canonical text.
 
-use fairlead_decide::output::{Canonical, canonical, cut};
+use fairlead_decide::output::{Canonical, canonical, cut, yaml_safe};
 use proptest::prelude::*;
 
 /// The text of a whole output, as a reader of a spool makes it.
@@ -105,6 +105,19 @@ fn a_limit_too_small_for_a_block_still_holds() {
         assert!(made.len() <= max);
         assert!(max < 19 || made.starts_with("<persisted-output"), "{max}: {made}");
     }
+}
+
+#[test]
+fn what_yaml_would_refuse_or_fold_is_escaped_and_reads_as_the_same_value() {
+    let text = "a\u{7f}\u{85}\u{9b}\u{2028}\u{2029}\u{feff}\u{ffff}é😀\u{1b}\n\"\\";
+    let json = serde_json::to_string(text).unwrap();
+    let safe = yaml_safe(json.clone());
+    assert_eq!(serde_json::from_str::<String>(&safe).unwrap(), text);
+    assert!(
+        safe.contains("\\u0085\\u009b\\u2028\\u2029\\ufeff\\uffffé😀"),
+        "{safe}"
+    );
+    assert_eq!(yaml_safe("{\"é\":1}".into()), "{\"é\":1}");
 }
 
 fn noise() -> impl Strategy<Value = Vec<u8>> {

@@ -3,8 +3,10 @@
 use fairlead_crds::names::MANAGER_NODE_AGENT;
 use fairlead_crds::{API_VERSION, ToolExecution};
 use fairlead_decide::node::{ObjectRef, Report, ReportFailure};
+use fairlead_decide::output::yaml_safe;
 use kube::api::{Patch, PatchParams};
-use kube::{Api, Client, Error};
+use kube::core::Request;
+use kube::{Api, Client, Error, Resource};
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,16 +20,13 @@ const BOUND: Duration = Duration::from_secs(15);
 /// Whether it may succeed later. A write whose answer was lost counts as one that may: applying the same again changes
 /// nothing.
 pub(crate) async fn write(client: Client, report: &Report) -> Result<(), ReportFailure> {
-    let api: Api<ToolExecution> = Api::namespaced(client, &report.object.namespace);
     let body = json!({
         "apiVersion": API_VERSION,
         "kind": "ToolExecution",
         "metadata": {"name": report.object.name, "namespace": report.object.namespace},
         "status": report.status,
     });
-    let params = PatchParams::apply(MANAGER_NODE_AGENT).force().validation_strict();
-    let patch = Patch::Apply(&body);
-    let result = tokio::time::timeout(BOUND, api.patch_status(&report.object.name, &params, &patch)).await;
+    let result = tokio::time::timeout(BOUND, apply(&client, &report.object, &body)).await;
     let (execution, level) = (&report.key, report.level);
     match result {
         Ok(Ok(stored)) if stored.metadata.uid.as_deref() == Some(execution.uid.as_str()) => Ok(()),
@@ -46,6 +45,23 @@ pub(crate) async fn write(client: Client, report: &Report) -> Result<(), ReportF
             Err(ReportFailure::Transient)
         }
     }
+}
+
+/// `patch_status` of the client library, but with a body that the server's YAML reader takes for what it is.
+async fn apply(
+    client: &Client,
+    object: &ObjectRef,
+    body: &serde_json::Value,
+) -> Result<ToolExecution, Error> {
+    let params = PatchParams::apply(MANAGER_NODE_AGENT).force().validation_strict();
+    let path = ToolExecution::url_path(&(), Some(&object.namespace));
+    let request = Request::new(path)
+        .patch_subresource("status", &object.name, &params, &Patch::Apply(&()))
+        .map_err(Error::BuildRequest)?;
+    let json = serde_json::to_string(body).map_err(Error::SerdeError)?;
+    client
+        .request(request.map(|_| yaml_safe(json).into_bytes()))
+        .await
 }
 
 /// What an error of the API server means for trying again.

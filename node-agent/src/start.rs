@@ -251,7 +251,10 @@ fn make_group(host: &Host, start: &Start, limits: &Limits, oom_group: bool) -> R
 /// # Errors
 /// When one that the tool's author asked for cannot.
 fn limits(resources: &PlanResources, missing: &[String]) -> Result<Limits> {
-    let absent = |controller: Controller| missing.iter().any(|name| name == controller.kernel_name());
+    // One that this version does not know cannot be set either.
+    let absent = |controller: Controller| {
+        controller == Controller::Unknown || missing.iter().any(|name| name == controller.kernel_name())
+    };
     if let Some(controller) = resources.required.iter().find(|controller| absent(**controller)) {
         let name = controller.kernel_name();
         return Err(StartFailure {
