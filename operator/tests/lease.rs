@@ -58,7 +58,10 @@ impl Server {
         let status = |code: StatusCode, reason: &str| {
             let body = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code.as_u16(),
                 "reason": reason, "message": reason});
-            Response::builder().status(code).body(Body::from(body.to_string().into_bytes())).unwrap()
+            Response::builder()
+                .status(code)
+                .body(Body::from(body.to_string().into_bytes()))
+                .unwrap()
         };
         let stored = state.lease.clone();
         match (method, stored) {
@@ -85,7 +88,11 @@ impl Server {
 
     fn holder(&self) -> String {
         let state = self.0.lock().unwrap();
-        state.lease.as_ref().and_then(|l| l.spec.as_ref()?.holder_identity.clone()).unwrap_or_default()
+        state
+            .lease
+            .as_ref()
+            .and_then(|l| l.spec.as_ref()?.holder_identity.clone())
+            .unwrap_or_default()
     }
 }
 
@@ -102,7 +109,11 @@ impl Candidate {
         let stop = CancellationToken::new();
         let election = Election::new(Api::namespaced(client, "ns"), "lease", name.to_owned());
         tokio::spawn(election.run(tell, stop.clone()));
-        Self { leadership, line, stop }
+        Self {
+            leadership,
+            line,
+            stop,
+        }
     }
 
     fn term(&self) -> Option<i64> {

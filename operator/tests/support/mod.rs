@@ -1,4 +1,5 @@
 //! A server on loopback that answers what a test says and keeps what it was sent.
+#![allow(dead_code, reason = "each test program uses its own part")]
 
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -12,7 +13,7 @@ use serde_json::{Value, json};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-type Reply = Arc<dyn Fn() -> Response + Send + Sync>;
+type Reply = Arc<dyn Fn(&Seen) -> Response + Send + Sync>;
 
 /// A request the server was sent.
 #[derive(Clone, Debug)]
@@ -32,6 +33,11 @@ pub struct Server {
 impl Server {
     /// Serves until the runtime ends; every request gets what `reply` makes.
     pub async fn start(reply: impl Fn() -> Response + Send + Sync + 'static) -> Self {
+        Self::answering(move |_| reply()).await
+    }
+
+    /// As [`start`](Self::start), with answers that depend on the request.
+    pub async fn answering(reply: impl Fn(&Seen) -> Response + Send + Sync + 'static) -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let base = format!("http://{}/v1", listener.local_addr().unwrap());
         let server = Self {
@@ -68,10 +74,11 @@ async fn handle(State(server): State<Server>, request: Request<Body>) -> Respons
     let seen = Seen {
         path: head.uri.path().to_owned(),
         headers: head.headers,
-        body: serde_json::from_slice(&body).unwrap(),
+        body: serde_json::from_slice(&body).unwrap_or_default(),
     };
+    let reply = (server.reply)(&seen);
     server.seen.lock().unwrap().push(seen);
-    (server.reply)()
+    reply
 }
 
 /// A request with one tool, `ls`.
