@@ -2,9 +2,9 @@
 
 use super::types::{Event, Key, NodeLease, ObjectKey};
 use super::world::{
-    NodeState, ProviderCheck, ProviderState, ToolState, World, has_ended, is_settled, key_of,
+    NodeState, ProviderCheck, ProviderState, ToolState, World, has_ended, is_settled, key_of, phase_of,
 };
-use super::writes::{Subject, Writes};
+use super::writes::Subject;
 use crate::tool_check::accept;
 use fairlead_crds::values::Time;
 use fairlead_crds::{AgentRun, AgentTurn, ModelProvider, RunPhase, Tool, ToolExecution};
@@ -53,7 +53,6 @@ impl World {
                 generation,
                 fault,
             } => {
-                self.writes.done(&Subject::Provider(key.clone()));
                 if let Some(state) = self.providers.get_mut(&key) {
                     state.checked = Some(ProviderCheck {
                         generation,
@@ -93,7 +92,7 @@ impl World {
     fn led(&mut self, term: Option<i64>, dirty: &mut BTreeSet<Key>) {
         self.term = term;
         self.waiting.clear();
-        self.writes = Writes::default();
+        self.writes.forgive();
         for state in self.runs.values_mut() {
             state.request = None;
             state.refused.clear();
@@ -139,8 +138,13 @@ impl World {
         };
         state.request = None;
         let turns = std::mem::take(&mut state.turns);
-        for turn in turns.values() {
-            self.turn_owner.remove(&key_of(&turn.metadata));
+        for (at, turn) in turns {
+            if phase_of(&turn).is_terminal() {
+                self.turn_owner.remove(&key_of(&turn.metadata));
+            } else {
+                // It came late and is still to be closed.
+                state.turns.insert(at, turn);
+            }
         }
         let settled: Vec<_> = self
             .executions_of(uid)
@@ -153,7 +157,7 @@ impl World {
         self.waiting.retain(|_, w| w.run.as_deref() != Some(uid));
     }
 
-    fn run_gone(&mut self, uid: &str, dirty: &mut BTreeSet<Key>) {
+    pub(super) fn run_gone(&mut self, uid: &str, dirty: &mut BTreeSet<Key>) {
         self.forget_children(uid);
         self.runs.remove(uid);
         self.writes.done(&Subject::Turn(uid.to_owned()));
@@ -164,10 +168,13 @@ impl World {
     fn saw_turn(&mut self, turn: Arc<AgentTurn>, dirty: &mut BTreeSet<Key>) {
         let uid = turn.spec.run_ref.uid.clone();
         let state = self.runs.entry(uid.clone()).or_default();
-        if state.object.as_deref().is_some_and(run_ended) {
+        let at = (turn.spec.index, turn.spec.attempt);
+        if state.object.as_deref().is_some_and(run_ended) && phase_of(&turn).is_terminal() {
+            state.turns.remove(&at);
+            self.turn_owner.remove(&key_of(&turn.metadata));
+            dirty.insert(Key::Run(uid));
             return;
         }
-        let at = (turn.spec.index, turn.spec.attempt);
         if state
             .turns
             .get(&at)
@@ -181,7 +188,7 @@ impl World {
         dirty.insert(Key::Run(uid));
     }
 
-    fn turn_gone(&mut self, key: &ObjectKey, dirty: &mut BTreeSet<Key>) {
+    pub(super) fn turn_gone(&mut self, key: &ObjectKey, dirty: &mut BTreeSet<Key>) {
         if let Some((uid, index, attempt)) = self.turn_owner.remove(key) {
             if let Some(state) = self.runs.get_mut(&uid) {
                 state.turns.remove(&(index, attempt));
@@ -249,7 +256,7 @@ impl World {
         }
     }
 
-    fn execution_gone(&mut self, key: &ObjectKey, dirty: &mut BTreeSet<Key>) {
+    pub(super) fn execution_gone(&mut self, key: &ObjectKey, dirty: &mut BTreeSet<Key>) {
         self.load.take(key);
         self.waiting.remove(key);
         self.writes.done(&Subject::Execution(key.clone()));

@@ -4,7 +4,7 @@ use super::execution;
 use super::run::Subjects;
 use super::status::{self, End, in_phase, publish};
 use super::turn;
-use super::types::{Action, Because, Decision};
+use super::types::{Action, Because, Decision, ObjectKey};
 use super::world::{has_ended, is_settled, key_of};
 use super::writes::Subject;
 use crate::time::plus_seconds;
@@ -17,6 +17,9 @@ impl<'a> Subjects<'a> {
     pub(super) fn finish(&self, end: &End) -> Decision {
         if let Some(decision) = turn::give_up(self.world, self.state, self.run, self.now) {
             return decision;
+        }
+        if self.starts_in_flight() {
+            return Decision::because(Because::WriteInFlight);
         }
         let live: Vec<_> = self.executions().filter(|x| !has_ended(x)).collect();
         if !live.is_empty() {
@@ -41,6 +44,19 @@ impl<'a> Subjects<'a> {
         }
     }
 
+    /// Whether a turn or an execution of the run is just being created: it must be seen before the run can end.
+    fn starts_in_flight(&self) -> bool {
+        let writes = &self.world.writes;
+        let namespace = self.run.metadata.namespace.as_deref().unwrap_or_default();
+        let statuses = self.state.turns.values().filter_map(|t| t.status.as_ref());
+        let mut names = statuses.flat_map(|s| &s.tool_calls).filter_map(|c| c.execution_name.as_ref());
+        writes.in_flight(&Subject::Turn(self.uid()))
+            || names.any(|name| {
+                let key = ObjectKey::new(namespace, name.clone());
+                !self.world.executions.contains_key(&key) && writes.in_flight(&Subject::Execution(key))
+            })
+    }
+
     fn blocked_on_status(&self) -> Decision {
         match self.world.writes.blocked(&Subject::Run(self.uid()), self.now) {
             Some((because, at)) => Decision {
@@ -53,6 +69,15 @@ impl<'a> Subjects<'a> {
     }
 
     fn stop(&self, live: &[&'a Arc<ToolExecution>], end: &End) -> Decision {
+        let mut decision = self.stop_all(live);
+        let status = in_phase(self.state, self.run, RunPhase::Finishing, &end.reason, self.now);
+        decision
+            .actions
+            .extend(publish(&self.world.writes, self.run, status, self.now));
+        decision
+    }
+
+    fn stop_all(&self, live: &[&'a Arc<ToolExecution>]) -> Decision {
         let mut decision = Decision::because(Because::Stopping { count: live.len() });
         for execution in live.iter().filter(|x| self.free(x)) {
             if execution.spec.desired_state.is_none() || execution.spec.binding.is_none() {
@@ -64,10 +89,6 @@ impl<'a> Subjects<'a> {
                 ));
             }
         }
-        let status = in_phase(self.state, self.run, RunPhase::Finishing, &end.reason, self.now);
-        decision
-            .actions
-            .extend(publish(&self.world.writes, self.run, status, self.now));
         for execution in live {
             let key = key_of(&execution.metadata);
             if let Some((_, Some(at))) = self.world.writes.blocked(&Subject::Execution(key), self.now) {
@@ -77,8 +98,15 @@ impl<'a> Subjects<'a> {
         decision
     }
 
-    /// Clean-up that is confirmed late, and retention.
+    /// What a write that came late left behind, clean-up that is confirmed late, and retention.
     pub(super) fn after_the_end(&self) -> Decision {
+        if let Some(decision) = turn::give_up(self.world, self.state, self.run, self.now) {
+            return decision;
+        }
+        let live: Vec<_> = self.executions().filter(|x| !has_ended(x)).collect();
+        if !live.is_empty() {
+            return self.stop_all(&live);
+        }
         if let Some((because, at)) = self.world.writes.blocked(&Subject::Run(self.uid()), self.now) {
             return Decision {
                 because: vec![because],

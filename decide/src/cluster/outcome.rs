@@ -128,9 +128,37 @@ impl World {
         if let Err(failure) = &result {
             self.undo(action, failure, dirty);
         }
+        let gone = match &result {
+            Ok(()) => matches!(action, Action::DeleteRun { .. } | Action::DeleteExecution { .. }),
+            Err(failure) => failure.kind == WriteFailureKind::Gone,
+        };
         if let Some(subject) = Subject::of(action) {
             self.writes.end(&subject, result, now);
             dirty.insert(subject.key(action));
+        }
+        if gone {
+            self.forget(action, dirty);
+        }
+    }
+
+    /// The object of an action is gone: the watch will say so too, but until then nothing more is to be done about it.
+    fn forget(&mut self, action: &Action, dirty: &mut BTreeSet<Key>) {
+        match action {
+            Action::EndTurn { turn, .. } => self.turn_gone(&key_of(&turn.metadata), dirty),
+            Action::WriteRun { run, .. } | Action::DeleteRun { run } => {
+                self.run_gone(run.metadata.uid.as_deref().unwrap_or_default(), dirty);
+            }
+            Action::Bind { execution, .. }
+            | Action::Cancel { execution }
+            | Action::WriteExecution { execution, .. }
+            | Action::DeleteExecution { execution } => {
+                let key = key_of(&execution.metadata);
+                let known = self.executions.get(&key);
+                if known.is_some_and(|x| x.metadata.uid == execution.metadata.uid) {
+                    self.execution_gone(&key, dirty);
+                }
+            }
+            _ => {}
         }
     }
 

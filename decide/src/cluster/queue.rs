@@ -3,6 +3,7 @@
 use super::execution::{call as own_call, denied, queued};
 use super::guard::{Authorized, Refusal, authorize};
 use super::request::tools_of;
+use super::run::makes_no_calls;
 use super::stage::View;
 use super::types::{Action, Because, Decision, NodeLease, ObjectKey};
 use super::world::{NodeState, Waiter, World, turn_at};
@@ -11,7 +12,7 @@ use crate::time::{plus_millis, plus_seconds};
 use fairlead_crds::conditions::reason;
 use fairlead_crds::values::{LocalRef, OwnedRef, Time};
 use fairlead_crds::{PLAN_VERSION, ToolCall, ToolExecutionSpec, ToolTarget};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Decides about all calls that wait.
@@ -45,6 +46,8 @@ pub fn decide(world: &World, now: Time) -> Decision {
         });
         decision.wake_by(plus_millis(now, world.settings.visible_after_millis));
     }
+    decision.because.extend(line.held.iter().map(|(because, _)| because.clone()));
+    line.held.iter().filter_map(|(_, at)| *at).for_each(|at| decision.wake_by(at));
     decision
 }
 
@@ -94,6 +97,8 @@ pub fn is_fresh(world: &World, node: &NodeState, now: Time) -> bool {
 /// The waiting calls, in the order in which they get slots.
 struct Line {
     by_namespace: BTreeMap<String, (usize, Groups)>,
+    /// Why others may not go now, and when to look again.
+    held: BTreeSet<(Because, Option<Time>)>,
 }
 
 type Groups = BTreeMap<String, (usize, Vec<(Time, ObjectKey)>)>;
@@ -101,12 +106,11 @@ type Groups = BTreeMap<String, (usize, Vec<(Time, ObjectKey)>)>;
 impl Line {
     fn of(world: &World, now: Time) -> Self {
         let mut by_namespace: BTreeMap<String, (usize, Groups)> = BTreeMap::new();
+        let mut held = BTreeSet::new();
         for (key, waiter) in &world.waiting {
-            if world
-                .writes
-                .blocked(&Subject::Execution(key.clone()), now)
-                .is_some()
-            {
+            let hold = world.writes.blocked(&Subject::Execution(key.clone()), now);
+            if let Some(hold) = hold.or_else(|| stopping(world, key, waiter, now)) {
+                held.insert(hold);
                 continue;
             }
             let (_, groups) = by_namespace
@@ -127,7 +131,7 @@ impl Line {
                 calls.sort_by(|a, b| b.cmp(a));
             }
         }
-        Self { by_namespace }
+        Self { by_namespace, held }
     }
 
     /// The oldest call of the run with the least in flight, in the namespace with the least in flight.
@@ -169,6 +173,13 @@ impl Line {
     }
 }
 
+/// What is to be stopped does not get a slot any more; it leaves the queue when it or its run has ended.
+fn stopping(world: &World, key: &ObjectKey, waiter: &Waiter, now: Time) -> Option<(Because, Option<Time>)> {
+    let run_ends = waiter.run.as_deref().is_some_and(|uid| makes_no_calls(world, uid, now));
+    let asked = world.executions.get(key).is_some_and(|x| x.spec.desired_state.is_some());
+    (run_ends || asked).then_some((Because::Stopping { count: 1 }, None))
+}
+
 /// The write that puts a call on a node, or that says why it may not go.
 fn place(world: &World, key: &ObjectKey, slots: &mut Slots<'_>, term: i64, now: Time) -> Option<Action> {
     let waiter = world.waiting.get(key)?;
@@ -180,8 +191,11 @@ fn place(world: &World, key: &ObjectKey, slots: &mut Slots<'_>, term: i64, now: 
     };
     match (verdict, existing) {
         (Err(refusal), Some(execution)) => Some(refuse(execution, &refusal, now)),
-        // Nothing was created, so there is nothing to refuse on: the run tells the model.
-        (Err(_), None) => None,
+        // A refusal stands on an object, so that no other write can make the call after all.
+        (Err(_), None) => {
+            let (view, call) = of_run(world, waiter)?;
+            create(world, waiter, key, spec_of(&view, call))
+        }
         (Ok(authorized), Some(execution)) => {
             let binding = bind(authorized, slots, term, now)?;
             Some(Action::Bind {

@@ -6,7 +6,8 @@ use super::stage::{Progress, View};
 use super::status::{End, in_phase, publish, tool_calls};
 use super::turn;
 use super::types::{Action, Because, Decision};
-use super::world::{RunState, World, phase_of};
+use super::execution;
+use super::world::{RunState, Waiter, World, has_ended, key_of, phase_of};
 use super::writes::Subject;
 use crate::time::{plus_millis, plus_seconds};
 use fairlead_crds::conditions::{self, kind, reason};
@@ -48,12 +49,32 @@ pub fn decide(world: &World, uid: &str, now: Time) -> Decision {
     let deadline = all.deadline();
     let mut decision = match all.end() {
         Some(end) => all.finish(&end),
-        None => all.proceed(),
+        None => {
+            let mut decision = all.proceed();
+            all.waiting_ones().into_iter().for_each(|action| decision.add(action));
+            decision
+        }
     };
     if deadline > now {
         decision.wake_by(deadline);
     }
     decision
+}
+
+/// Whether a run makes no more calls: it has ended, is about to, or is being deleted.
+pub fn makes_no_calls(world: &World, uid: &str, now: Time) -> bool {
+    let Some((state, run)) = world.run(uid) else {
+        return true;
+    };
+    let phase = run.status.as_ref().and_then(|s| s.phase);
+    let over = phase.is_some_and(|p| p.is_terminal() || p == RunPhase::Finishing);
+    let all = Subjects {
+        world,
+        state,
+        run,
+        now,
+    };
+    over || run.metadata.deletion_timestamp.is_some() || all.end().is_some()
 }
 
 impl<'a> Subjects<'a> {
@@ -270,9 +291,12 @@ impl<'a> Subjects<'a> {
             Some(at) => self.next_turn(turn.spec.index + 1, at),
             None => self.wait_for_tools(&progress),
         };
-        decision.actions.extend(self.queue(&progress));
-        decision.actions.extend(self.cancels(&progress.to_cancel));
-        decision.actions.extend(self.left_behind(&progress));
+        let beside = self
+            .queue(&progress)
+            .into_iter()
+            .chain(self.cancels(&progress.to_cancel))
+            .chain(self.left_behind(&progress));
+        beside.for_each(|action| decision.add(action));
         let waiting = progress
             .stage_began
             .is_some_and(|at| plus_millis(at, self.world.settings.visible_after_millis) <= self.now);
@@ -295,7 +319,7 @@ impl<'a> Subjects<'a> {
             .iter()
             .find_map(|(key, _)| self.world.writes.last_failure(&Subject::Execution(key.clone())));
         if let Some(message) = refused {
-            decision.actions.extend(self.tell_refusal(message));
+            self.tell_refusal(message).into_iter().for_each(|a| decision.add(a));
             return decision;
         }
         let message = format!("Tool calls of turn {} are in progress.", turn.spec.index);
@@ -311,9 +335,8 @@ impl<'a> Subjects<'a> {
         // Back from waiting is told with the next turn: it follows within moments.
         let told = status.turns == self.run.status.as_ref().map_or(0, |s| s.turns);
         if waiting || !told {
-            decision
-                .actions
-                .extend(publish(&self.world.writes, self.run, status, self.now));
+            let write = publish(&self.world.writes, self.run, status, self.now);
+            write.into_iter().for_each(|a| decision.add(a));
         }
         decision
     }
@@ -332,7 +355,32 @@ impl<'a> Subjects<'a> {
         decision
     }
 
-    /// Calls of the last turn, and those of earlier ones that were left behind in the queue.
+    /// Executions of any turn that have no node yet: they go on waiting, or end if somebody wants them stopped. Of
+    /// those of the last turn the queue knows already.
+    fn waiting_ones(&self) -> Vec<Action> {
+        let unbound = self
+            .executions()
+            .filter(|x| x.spec.binding.is_none() && !has_ended(x) && self.free(x));
+        let (stopped, waiting): (Vec<_>, Vec<_>) = unbound.partition(|x| x.spec.desired_state.is_some());
+        let stops = stopped
+            .into_iter()
+            .map(|x| execution::stop(x, reason::CANCELLED, "spec.desiredState asked for it.", self.now));
+        let waiters: Vec<_> = waiting
+            .into_iter()
+            .map(|x| (key_of(&x.metadata), x))
+            .filter(|(key, _)| !self.world.waiting.contains_key(key))
+            .filter_map(|(key, x)| {
+                let call = x.spec.turn.zip(x.spec.call_id.clone())?;
+                let since = x.metadata.creation_timestamp.as_ref().map_or(self.now, |t| t.0);
+                let run = Some(self.uid());
+                Some((key, Waiter { run, call: Some(call), since }))
+            })
+            .collect();
+        let want = (!waiters.is_empty()).then_some(Action::Want { waiters });
+        stops.chain(want).collect()
+    }
+
+    /// Calls of the last turn that are to be made.
     fn queue(&self, progress: &Progress) -> Option<Action> {
         let waiters: Vec<_> = progress
             .wanted

@@ -6,7 +6,7 @@ use super::builtin::{self, Builtin};
 use super::guard::{Call, Refusal, authorize};
 use super::types::ObjectKey;
 use super::world::{RunState, Waiter, World, has_ended};
-use crate::time::{plus_millis, plus_seconds};
+use crate::time::plus_seconds;
 use fairlead_crds::values::Time;
 use fairlead_crds::{AgentRun, AgentTurn, FrozenTool, FrozenToolKind, ToolCall, ToolExecution};
 use std::sync::Arc;
@@ -70,18 +70,29 @@ impl<'a> View<'a> {
         let Some(name) = &call.execution_name else {
             return CallState::Refused("The call has no execution.".into());
         };
-        if let Some(execution) = self.world.executions.get(&self.key(name)) {
-            return CallState::Execution(execution);
+        match self.world.executions.get(&self.key(name)) {
+            Some(execution) if self.is_of(execution, call) => return CallState::Execution(execution),
+            Some(_) => {
+                return CallState::Refused(format!(
+                    "The call could not be recorded, so it was not made: the name {name:?} is taken."
+                ));
+            }
+            None => {}
         }
         if let Some(message) = self.state.refused.get(&call.call_id) {
             return CallState::Refused(format!(
                 "The call could not be recorded, so it was not made: {message}"
             ));
         }
-        match self.guard(call, frozen) {
-            Err(refusal) => CallState::Refused(format!("{}: {}", refusal.reason, refusal.message)),
-            Ok(_) => CallState::Absent,
-        }
+        // Whether the guard still lets it through is not asked here: its execution may just be on its way, and then it
+        // would be told that a call was not made that is. The queue asks, and the refusal stands on the object.
+        CallState::Absent
+    }
+
+    /// Whether an execution is this call, and not somebody else's of the same name.
+    fn is_of(&self, execution: &ToolExecution, call: &ToolCall) -> bool {
+        let run = execution.spec.run_ref.as_ref().map(|r| &r.uid);
+        run.is_some() && run == self.run.metadata.uid.as_ref() && execution.spec.call_id.as_ref() == Some(&call.call_id)
     }
 
     /// The guard's verdict on a call that has no execution yet.
@@ -180,7 +191,7 @@ impl<'a> View<'a> {
         }
         if settled_at.is_none() {
             progress.stage_began = Some(begun);
-            progress.settles_by = Some(settles_by.max(plus_millis(now, 1)));
+            progress.settles_by = Some(settles_by).filter(|at| *at > now);
         }
         progress.settled_at = settled_at;
     }

@@ -24,7 +24,7 @@ pub fn in_phase(
     status.observed_generation = run.metadata.generation;
     status.start_time = status.start_time.or(Some(now));
     if status.phase != Some(phase) {
-        let n = status.transitions.last().map_or(1, |t| t.n + 1);
+        let n = status.transitions.last().map_or(1, |t| t.n.saturating_add(1));
         status.transitions.push(Transition {
             n,
             phase,
@@ -48,19 +48,19 @@ fn count(state: &RunState, status: &mut AgentRunStatus) {
         match phase_of(turn) {
             TurnPhase::Completed => {
                 turns += 1;
-                calls += i64::try_from(end.tool_calls.len()).unwrap_or(i64::MAX);
+                calls = i64::try_from(end.tool_calls.len()).unwrap_or(i64::MAX).saturating_add(calls);
                 usage.requests += 1;
             }
             _ => usage.unknown_requests += 1,
         }
         if let Some(used) = &end.usage {
-            usage.input_tokens += used.input_tokens;
-            usage.output_tokens += used.output_tokens;
-            usage.cached_tokens += used.cached_tokens;
+            usage.input_tokens = usage.input_tokens.saturating_add(used.input_tokens);
+            usage.output_tokens = usage.output_tokens.saturating_add(used.output_tokens);
+            usage.cached_tokens = usage.cached_tokens.saturating_add(used.cached_tokens);
         }
         status.last_activity_time = status.last_activity_time.max(end.completion_time);
     }
-    usage.total_tokens = usage.input_tokens + usage.output_tokens;
+    usage.total_tokens = usage.input_tokens.saturating_add(usage.output_tokens);
     status.turns = turns;
     status.tool_calls = calls;
     status.usage = Some(usage);

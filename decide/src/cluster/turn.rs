@@ -270,8 +270,7 @@ pub fn give_up(world: &World, state: &RunState, run: &AgentRun, now: Time) -> Op
     let turn = state
         .turns
         .values()
-        .next_back()
-        .filter(|t| phase_of(t) == TurnPhase::Requesting)?;
+        .rfind(|t| phase_of(t) == TurnPhase::Requesting)?;
     let uid = run.metadata.uid.clone().unwrap_or_default();
     if let Some((because, at)) = world.writes.blocked(&Subject::Turn(uid.clone()), now) {
         return Some(Decision {

@@ -313,6 +313,15 @@ impl Decision {
         }
     }
 
+    /// Does `action` as well, unless something is written about the same subject already: what came first stands.
+    pub(super) fn add(&mut self, action: Action) {
+        let subject = super::writes::Subject::of(&action);
+        let taken = subject.is_some() && self.actions.iter().any(|a| super::writes::Subject::of(a) == subject);
+        if !taken {
+            self.actions.push(action);
+        }
+    }
+
     /// Looks again at `at` at the latest.
     pub fn wake_by(&mut self, at: Time) {
         self.wake = Some(self.wake.map_or(at, |w| w.min(at)));

@@ -97,10 +97,6 @@ impl Writes {
             self.failed.remove(subject);
             return;
         };
-        if failure.kind == WriteFailureKind::Gone {
-            self.failed.remove(subject);
-            return;
-        }
         let failures = self.failed.get(subject).map_or(0, |b| b.failures) + 1;
         // A lost race is settled by the state that was read back with it; pause only if it goes on being lost.
         let pause = match failure.kind {
@@ -118,9 +114,18 @@ impl Writes {
         );
     }
 
-    /// Forgets a subject.
+    /// Whether a write about `subject` is on its way.
+    pub fn in_flight(&self, subject: &Subject) -> bool {
+        self.in_flight.contains(subject)
+    }
+
+    /// Forgets what failed. What is on its way will still come to its end.
+    pub fn forgive(&mut self) {
+        self.failed.clear();
+    }
+
+    /// Forgets what failed about a subject that is gone.
     pub fn done(&mut self, subject: &Subject) {
-        self.in_flight.remove(subject);
         self.failed.remove(subject);
     }
 

@@ -9,7 +9,7 @@ use fairlead_crds::values::Time;
 use fairlead_crds::*;
 use fairlead_decide::cluster::{Action, Event, NodeLease, ObjectKey, WriteFailure, WriteFailureKind, has_ended, key_of};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time as MetaTime};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Wall clock at simulated time 0.
@@ -90,8 +90,6 @@ pub struct Api {
     pub logs: [Vec<Change>; KINDS],
     /// Committed writes by what they were.
     pub writes: BTreeMap<&'static str, u64>,
-    /// Executions by run and call, ever created.
-    calls: BTreeMap<(String, String), BTreeSet<String>>,
     /// When the Lease of each node last moved.
     pub lease_moved: BTreeMap<String, Ms>,
     pub orphan_after_ms: Ms,
@@ -102,8 +100,8 @@ pub struct Api {
     pub deleted: Vec<Arc<ToolExecution>>,
     /// Runs whose cancel was stored, with when.
     pub cancelled: BTreeMap<String, Ms>,
-    /// Results that a model read, by turn: `None` for those that are not derived from an end.
-    pub told: u64,
+    /// Owners that were gone when a child was created: the garbage collector takes it.
+    pub ownerless: Vec<String>,
 }
 
 type Written = (Vec<Event>, Result<(), WriteFailure>);
@@ -361,8 +359,7 @@ impl Api {
         }
         self.count("turn create");
         if self.runs.get(&key_of(&run.metadata)).is_none_or(|r| r.metadata.uid != run.metadata.uid) {
-            // The garbage collector takes what has no owner.
-            return gone();
+            self.ownerless.push(spec.run_ref.uid.clone());
         }
         self.check_turn_start(run, spec);
         let mut turn = AgentTurn::new(name, spec.clone());
@@ -430,7 +427,7 @@ impl Api {
             return (Vec::new(), Err(fail(WriteFailureKind::Conflict, "the name is taken")));
         }
         if self.runs.get(&key_of(&run.metadata)).is_none_or(|r| r.metadata.uid != run.metadata.uid) {
-            return gone();
+            self.ownerless.extend(run.metadata.uid.clone());
         }
         if let Some(failure) = spec.binding.as_ref().and_then(|b| self.policy_of_the_term(b)) {
             return (Vec::new(), Err(failure));
@@ -465,8 +462,6 @@ impl Api {
             .values()
             .find(|t| t.spec.run_ref.uid == uid && t.spec.index == index && turn_phase(t) == TurnPhase::Completed)
             .cloned();
-        let names = self.calls.entry((uid, call_id.clone())).or_default();
-        names.insert(spec.call_id.clone().unwrap_or_default());
         let Some(turn) = turn else {
             self.violation(format!("call {call_id} of turn {index} is made before the turn is completed"));
             return;

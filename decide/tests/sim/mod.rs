@@ -173,6 +173,10 @@ impl Sim {
             self.handle(event);
             self.flush_watches();
             self.note_writes();
+            for uid in std::mem::take(&mut self.api.ownerless) {
+                let delay = self.rng.range(100, 2_000);
+                self.later(delay, Ev::Collect { uid });
+            }
             if let Some(violation) = self.api.violations.first() {
                 return Err(format!("at {} ms: {violation}", self.now));
             }

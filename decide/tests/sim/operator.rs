@@ -265,7 +265,6 @@ impl Sim {
         let operator = &mut self.operators[i];
         if !std::mem::take(&mut operator.blind) && operator.leads.is_some_and(|(_, until)| until <= now) {
             operator.leads = None;
-            operator.flying.clear();
             operator.dirty.clear();
             operator.wakes.clear();
             self.asks.retain(|_, ask| ask.operator != i);
