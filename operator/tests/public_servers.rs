@@ -96,7 +96,7 @@ impl Process {
             directory,
             port,
         };
-        let deadline = Instant::now() + Duration::from_secs(90);
+        let deadline = Instant::now() + Duration::from_secs(180);
         let url = format!("http://127.0.0.1:{port}{ready}");
         while !reqwest::get(&url)
             .await
