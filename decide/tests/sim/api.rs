@@ -362,6 +362,10 @@ impl Api {
             self.ownerless.push(spec.run_ref.uid.clone());
         }
         self.check_turn_start(run, spec);
+        // Longer than any pause of a leader and any delay of a watch.
+        if let Some(at) = self.cancelled.get(&spec.run_ref.uid).filter(|at| now > **at + 60_000) {
+            self.violation(format!("turn {} of a run that was cancelled at {at} ms is made", spec.index));
+        }
         let mut turn = AgentTurn::new(name, spec.clone());
         turn.metadata.namespace = Some(namespace);
         self.fresh(&mut turn.metadata, now);
