@@ -21,7 +21,7 @@ async fn run_tool(ns: &str, name: &str, program: &str) -> (ToolExecution, Vec<u8
     let stored = status.stored.expect("a place in the spool");
     let dir = fleet(1).spool(0).join(&stored.id);
     let bytes =
-        std::fs::read(dir.join("output")).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
+        std::fs::read(dir.join("stdout")).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
     let output = status.output.unwrap();
     assert_eq!(
         output.sha256,

@@ -318,7 +318,7 @@ async fn ends_of_executions_say_how_they_ended() {
     assert_eq!(seen["x-fails"].output.as_ref().unwrap().text, "oops\n");
     assert_eq!(
         of("x-killed"),
-        (ExecutionPhase::Failed, "Signalled".into(), Outcome::Completed)
+        (ExecutionPhase::Failed, "Signalled".into(), Outcome::Unknown)
     );
     assert_eq!(
         of("x-leaves"),
