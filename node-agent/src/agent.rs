@@ -111,7 +111,10 @@ impl Agent {
             tokio::select! {
                 biased;
                 () = shutdown.wait() => break,
-                _ = heartbeat.tick() => self.host.link.heartbeat(),
+                _ = heartbeat.tick() => {
+                    self.host.link.heartbeat();
+                    self.metrics.running(self.world.running());
+                }
                 () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => self.due(),
                 _ = existing.tick() => self.look_at_existing(),
                 input = inputs.recv() => {
@@ -124,7 +127,6 @@ impl Agent {
                     if let Some(taken) = input {
                         self.take(taken)?;
                     }
-                    self.metrics.running(self.world.running());
                 }
             }
         }

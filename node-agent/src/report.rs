@@ -4,13 +4,16 @@ use fairlead_crds::names::MANAGER_NODE_AGENT;
 use fairlead_crds::{API_VERSION, ToolExecution};
 use fairlead_decide::node::{ObjectRef, Report, ReportFailure};
 use fairlead_decide::output::yaml_safe;
+use http::HeaderValue;
+use http::header::ACCEPT;
 use kube::api::{Patch, PatchParams};
-use kube::core::Request;
+use kube::core::{PartialObjectMeta, Request};
 use kube::{Api, Client, Error, Resource};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 
+const METADATA_ONLY: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
 /// Longest wait for the API server's answer.
 const BOUND: Duration = Duration::from_secs(15);
 
@@ -48,16 +51,20 @@ pub(crate) async fn write(client: Client, report: &Report) -> Result<(), ReportF
 }
 
 /// `patch_status` of the client library, but with a body that the server's YAML reader takes for what it is.
+/// It answers with metadata only, since the status is known and may be large.
 async fn apply(
     client: &Client,
     object: &ObjectRef,
-    body: &serde_json::Value,
-) -> Result<ToolExecution, Error> {
+    body: &Value,
+) -> Result<PartialObjectMeta<ToolExecution>, Error> {
     let params = PatchParams::apply(MANAGER_NODE_AGENT).force().validation_strict();
     let path = ToolExecution::url_path(&(), Some(&object.namespace));
-    let request = Request::new(path)
+    let mut request = Request::new(path)
         .patch_subresource("status", &object.name, &params, &Patch::Apply(&()))
         .map_err(Error::BuildRequest)?;
+    request
+        .headers_mut()
+        .insert(ACCEPT, HeaderValue::from_static(METADATA_ONLY));
     let json = serde_json::to_string(body).map_err(Error::SerdeError)?;
     client
         .request(request.map(|_| yaml_safe(json).into_bytes()))

@@ -195,11 +195,40 @@ pub(crate) fn make_dir(path: &Path) -> io::Result<()> {
     }
 }
 
-fn remove_tree(path: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        other => other,
+/// Removes a directory and everything in it; one that is not there is removed.
+///
+/// A tool may have nested directories deeper than a stack or the longest path allows, so none is entered: a directory
+/// found below one of the first level is moved up to there.
+fn remove_tree(root: &Path) -> io::Result<()> {
+    let mut pending = vec![root.to_owned()];
+    while let Some(dir) = pending.last().cloned() {
+        let entries = match fs::read_dir(&dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                pending.pop();
+                continue;
+            }
+            other => other?,
+        };
+        let known = pending.len();
+        for entry in entries {
+            let entry = entry?;
+            let path = entry.path();
+            if !entry.file_type()?.is_dir() {
+                fs::remove_file(&path)?;
+            } else if dir == root {
+                pending.push(path);
+            } else {
+                let up = root.join(format!("removed-{:032x}", rand::random::<u128>()));
+                fs::rename(&path, &up)?;
+                pending.push(up);
+            }
+        }
+        if pending.len() == known {
+            fs::remove_dir(&dir)?;
+            pending.pop();
+        }
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -241,6 +270,29 @@ mod tests {
         spool.remove_attempt(&key).unwrap();
         spool.remove_attempt(&key).unwrap();
         assert!(spool.held(|_| None).unwrap().is_empty());
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_tree_is_removed_however_deep_it_is() {
+        let dir = scratch("deep");
+        let root = dir.join("run");
+        fs::create_dir(&root).unwrap();
+        fs::write(root.join("file"), "x").unwrap();
+        std::os::unix::fs::symlink("/etc", root.join("link")).unwrap();
+        // Built from the inside out, since no path may be as long as this tree is deep.
+        for _ in 0..6_000 {
+            let next = dir.join("next");
+            fs::create_dir(&next).unwrap();
+            fs::write(next.join("file"), "x").unwrap();
+            if root.join("deep").exists() {
+                fs::rename(root.join("deep"), next.join("deep")).unwrap();
+            }
+            fs::rename(&next, root.join("deep")).unwrap();
+        }
+        remove_tree(&root).unwrap();
+        assert!(!root.exists() && Path::new("/etc/passwd").exists());
+        remove_tree(&root).unwrap();
         fs::remove_dir_all(dir).unwrap();
     }
 

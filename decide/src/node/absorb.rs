@@ -31,7 +31,11 @@ impl World {
             Event::Begun { action, at } => self.begun(&action, at, &mut dirty),
             Event::Seen(object) => self.seen(object, &mut dirty),
             Event::Listed(objects) => self.listed(objects, &mut dirty),
-            Event::Left { uid } => self.doubt(|key, attempt| key.uid == uid && attempt.is_live(), &mut dirty),
+            Event::Left { uid } => {
+                for key in self.attempts_of(&uid) {
+                    self.with(key, &mut dirty, |attempt| attempt.unsure |= attempt.is_live());
+                }
+            }
             Event::Existing(uids) => {
                 self.doubt(
                     |key, attempt| !attempt.is_gone() && !uids.contains(&key.uid),
@@ -266,14 +270,10 @@ impl World {
     fn run_removed(&mut self, run: RunKey, at: Moment, result: &Result<(), String>, dirty: &mut Dirty) {
         match result {
             Ok(()) => {
+                // An attempt that waits for this looks again by itself.
                 if let Some(gone) = self.runs.remove(&run) {
                     self.users.remove(&gone.user);
                 }
-                let waiting = self
-                    .attempts
-                    .iter()
-                    .filter(|(_, attempt)| attempt.run.as_ref() == Some(&run));
-                dirty.extend(waiting.map(|(key, _)| Key::Attempt(key.clone())));
             }
             Err(_) => {
                 if let Some(entry) = self.runs.get_mut(&run) {
