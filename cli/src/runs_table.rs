@@ -85,8 +85,9 @@ fn row(object: &DynamicObject, look: Look, now: Time) -> Vec<Cell> {
 fn wide(run: &AgentRun, now: Time) -> [String; 5] {
     let status = run.status.clone().unwrap_or_default();
     let none = || "-".to_owned();
-    let took = match (status.start_time, status.completion_time) {
-        (Some(start), Some(end)) => text::millis(end.as_millisecond() - start.as_millisecond()),
+    let created = run.metadata.creation_timestamp.as_ref().map(|time| time.0);
+    let took = match (created, status.completion_time) {
+        (Some(start), Some(end)) => text::millis((end.as_millisecond() - start.as_millisecond()).max(0)),
         _ => none(),
     };
     [

@@ -83,19 +83,12 @@ pub fn end_of_run(run: &AgentRun) -> (String, Option<Tone>) {
     let none = AgentRunStatus::default();
     let status = run.status.as_ref().unwrap_or(&none);
     let phase = status.phase.unwrap_or(RunPhase::Pending);
-    let took = match (status.start_time, status.completion_time) {
-        (Some(start), Some(end)) => format!(
-            " in {}",
-            text::millis(end.as_millisecond() - start.as_millisecond())
-        ),
-        _ => String::new(),
-    };
     let tokens = status
         .usage
         .as_ref()
         .map(|usage| format!(", {}", text::count(usage.total_tokens, "token")));
     let mut line = format!(
-        "run    {phase}{took}: {}, {}{}",
+        "run    {phase}: {}, {}{}",
         text::count(status.turns, "turn"),
         text::count(status.tool_calls, "tool call"),
         tokens.unwrap_or_default()
@@ -181,13 +174,20 @@ fn of_call(call: &ToolCall, key: &str) -> Fact {
             format!(
                 "{head} refused ({}): {}",
                 error.reason,
-                text::excerpt(&error.text, 120)
+                text::excerpt(without(&error.reason, &error.text), 200)
             ),
         ),
         (None, Some(name)) => (None, format!("{head} → {name}")),
         (None, None) => (None, head),
     };
     fact(key.to_owned(), None, tone, line)
+}
+
+/// A text for the model begins with its reason; where the reason stands already it is left out.
+fn without<'a>(reason: &str, text: &'a str) -> &'a str {
+    text.strip_prefix(reason)
+        .and_then(|rest| rest.strip_prefix(": "))
+        .unwrap_or(text)
 }
 
 /// That an execution waits, runs, was left behind by its run, has ended.

@@ -125,7 +125,7 @@ fn a_refused_call_and_a_failed_execution_say_why() {
     let mut story = Story::new(run(json!({})));
     let status = json!({"phase": "Completed", "completionTime": "2026-01-01T00:00:00Z",
         "toolCalls": [{"callId": "c1", "tool": "nope\u{1b}[2J", "stage": 1,
-                       "error": {"reason": "TOOL_NOT_FOUND", "text": "there is no tool nope; offered are: shell"}}]});
+                       "error": {"reason": "TOOL_NOT_FOUND", "text": "TOOL_NOT_FOUND: there is no tool nope; offered are: shell"}}]});
     story.see_turn(turn(1, 1, status));
     let failed = json!({"phase": "TimedOut", "reason": "HardTimeout", "message": "stopped after 5 s",
                         "completionTime": "2026-01-01T00:00:09Z", "result": {"signal": 15}});
@@ -151,7 +151,7 @@ fn the_end_names_the_reason_of_a_failure() {
     let (line, _) = story_facts::end_of_run(&run(status));
     assert_eq!(
         line,
-        "run    Failed in 2.5 s: 1 turn, 0 tool calls, 1,200 tokens\n       \
+        "run    Failed: 1 turn, 0 tool calls, 1,200 tokens\n       \
          ScriptExhausted: no step of the script matches turn 2"
     );
 }
