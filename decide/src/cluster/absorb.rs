@@ -17,12 +17,12 @@ impl World {
     pub fn absorb(&mut self, event: Event, now: Time) -> BTreeSet<Key> {
         let mut dirty = BTreeSet::new();
         match event {
-            Event::Led { term } => self.led(Some(term), &mut dirty),
-            Event::Deposed => self.led(None, &mut dirty),
+            Event::Led { term } => self.led(Some(term), now, &mut dirty),
+            Event::Deposed => self.led(None, now, &mut dirty),
             Event::Run(run) => self.saw_run(run, &mut dirty),
             Event::RunGone { uid } => self.run_gone(&uid, &mut dirty),
             Event::Turn(turn) => self.saw_turn(turn, &mut dirty),
-            Event::TurnGone(key) => self.turn_gone(&key, &mut dirty),
+            Event::TurnGone(key) => self.turn_gone(&key, now, &mut dirty),
             Event::Execution(execution) => self.saw_execution(execution, now, &mut dirty),
             Event::ExecutionGone(key) => self.execution_gone(&key, &mut dirty),
             Event::Tool(tool) => self.saw_tool(tool, &mut dirty),
@@ -89,13 +89,15 @@ impl World {
         Some(execution)
     }
 
-    fn led(&mut self, term: Option<i64>, dirty: &mut BTreeSet<Key>) {
+    fn led(&mut self, term: Option<i64>, now: Time, dirty: &mut BTreeSet<Key>) {
         self.term = term;
+        // While nobody led, or we could not see, no silence of a node can be held against it.
+        self.nodes.values_mut().for_each(|node| node.moved_at = now);
         self.waiting.clear();
         self.writes.forgive();
         for state in self.runs.values_mut() {
             state.request = None;
-            state.refused.clear();
+            state.broken = None;
         }
         if term.is_some() {
             dirty.extend(self.runs.keys().cloned().map(Key::Run));
@@ -188,10 +190,11 @@ impl World {
         dirty.insert(Key::Run(uid));
     }
 
-    pub(super) fn turn_gone(&mut self, key: &ObjectKey, dirty: &mut BTreeSet<Key>) {
+    pub(super) fn turn_gone(&mut self, key: &ObjectKey, now: Time, dirty: &mut BTreeSet<Key>) {
         if let Some((uid, index, attempt)) = self.turn_owner.remove(key) {
             if let Some(state) = self.runs.get_mut(&uid) {
                 state.turns.remove(&(index, attempt));
+                state.torn.get_or_insert(now);
                 if state.object.is_none() && state.turns.is_empty() {
                     self.runs.remove(&uid);
                 }
@@ -229,6 +232,8 @@ impl World {
         }
         if execution.spec.binding.is_some() || ended {
             self.waiting.remove(&key);
+        } else if self.waiting.contains_key(&key) {
+            dirty.insert(Key::Queue);
         }
         match &run {
             Some(uid) => {
@@ -261,11 +266,17 @@ impl World {
         self.waiting.remove(key);
         self.writes.done(&Subject::Execution(key.clone()));
         dirty.insert(Key::Queue);
-        if let Some(uid) = self
-            .drop_execution(key)
-            .and_then(|x| x.spec.run_ref.as_ref().map(|r| r.uid.clone()))
-        {
-            dirty.insert(Key::Run(uid));
+        let Some(gone) = self.drop_execution(key) else {
+            return;
+        };
+        if let Some((run, call)) = gone.spec.run_ref.as_ref().zip(gone.spec.call_id.clone()) {
+            // It may have had its effect: it is not made again.
+            if let Some(state) = self.runs.get_mut(&run.uid) {
+                state
+                    .refused
+                    .insert(call, "The record of this call was deleted; what came of it is not known.".to_owned());
+            }
+            dirty.insert(Key::Run(run.uid.clone()));
         }
     }
 

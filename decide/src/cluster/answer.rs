@@ -190,6 +190,7 @@ fn judge(view: &View<'_>, call: &RawCall, frozen: Option<&FrozenTool>) -> (OpenO
     };
     let verdict = view.guard(&probe, Some(frozen));
     match verdict {
+        Err(refused) if refused.is_premature() => (probe.arguments, None),
         Err(refused) => (kept(probe.arguments), refuse(refused.reason, refused.message)),
         Ok(_) => (probe.arguments, None),
     }

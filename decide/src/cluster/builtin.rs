@@ -215,7 +215,8 @@ pub fn handle(execution: &ToolExecution, now: Time) -> String {
         "state": state,
         "elapsed_seconds": millis_between(began, until).max(0) / 1000,
     });
-    if let Some(reason) = status.and_then(|s| s.reason.as_deref()) {
+    let speaks = phase.is_some_and(|p| p == ExecutionPhase::Queued || p.is_terminal());
+    if let Some(reason) = status.and_then(|s| s.reason.as_deref()).filter(|_| speaks) {
         told["reason"] = reason.into();
     }
     if !phase.is_some_and(ExecutionPhase::is_terminal) {

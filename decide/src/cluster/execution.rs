@@ -132,6 +132,34 @@ fn write(execution: &Arc<ToolExecution>, status: ToolExecutionStatus) -> Action 
     }
 }
 
+fn bounded(message: &str) -> String {
+    message
+        .get(..message.floor_char_boundary(4096))
+        .unwrap_or_default()
+        .to_owned()
+}
+
+/// What this manager wrote before and still stands: an apply that leaves it out would take it away.
+fn held(execution: &ToolExecution) -> ToolExecutionStatus {
+    let Some(status) = &execution.status else {
+        return ToolExecutionStatus::default();
+    };
+    let ours = [kind::ADMITTED, kind::BACKGROUNDED];
+    let conditions = status
+        .conditions
+        .iter()
+        .filter(|c| ours.contains(&c.type_.as_str()));
+    let mut held = ToolExecutionStatus {
+        conditions: conditions.cloned().collect(),
+        ..ToolExecutionStatus::default()
+    };
+    if execution.spec.binding.is_none() {
+        (held.phase, held.reason, held.message) =
+            (status.phase, status.reason.clone(), status.message.clone());
+    }
+    held
+}
+
 fn ended(
     execution: &ToolExecution,
     phase: ExecutionPhase,
@@ -142,19 +170,14 @@ fn ended(
     let mut status = ToolExecutionStatus {
         phase: Some(phase),
         reason: Some(why.to_owned()),
-        message: Some(
-            message
-                .get(..message.floor_char_boundary(4096))
-                .unwrap_or_default()
-                .to_owned(),
-        ),
+        message: Some(bounded(message)),
         outcome: Some(Outcome::NotStarted),
         completion_time: Some(now),
-        usage: Some(ExecutionUsage {
+        usage: execution.spec.binding.is_none().then(|| ExecutionUsage {
             queued_millis: Some(millis_between(created(execution, now), now).max(0)),
             ..ExecutionUsage::default()
         }),
-        ..ToolExecutionStatus::default()
+        ..held(execution)
     };
     conditions::set(
         &mut status.conditions,
@@ -173,13 +196,8 @@ pub fn queued(execution: &Arc<ToolExecution>, why: &str, message: &str) -> Actio
     let status = ToolExecutionStatus {
         phase: Some(ExecutionPhase::Queued),
         reason: Some(why.to_owned()),
-        message: Some(
-            message
-                .get(..message.floor_char_boundary(4096))
-                .unwrap_or_default()
-                .to_owned(),
-        ),
-        ..ToolExecutionStatus::default()
+        message: Some(bounded(message)),
+        ..held(execution)
     };
     write(execution, status)
 }
@@ -222,14 +240,9 @@ pub fn stop(execution: &Arc<ToolExecution>, why: &str, message: &str, now: Time)
 
 /// Marks an execution that its run goes on without, once.
 pub fn background(execution: &Arc<ToolExecution>, now: Time) -> Option<Action> {
-    let held = execution.status.clone().unwrap_or_default();
-    if conditions::find(&held.conditions, kind::BACKGROUNDED).is_some() {
+    let mut status = held(execution);
+    if conditions::find(&status.conditions, kind::BACKGROUNDED).is_some() {
         return None;
-    }
-    let mut status = ToolExecutionStatus::default();
-    if execution.spec.binding.is_none() {
-        // What this manager wrote while it waited is repeated, or the server takes it away.
-        (status.phase, status.reason, status.message) = (held.phase, held.reason, held.message);
     }
     let message = "The run's toolWaitSeconds passed; it went on, and the execution goes on too.";
     conditions::set(
@@ -251,7 +264,7 @@ pub fn orphaned(execution: &Arc<ToolExecution>, now: Time) -> Action {
     let message = format!(
         "The Lease of node {node:?} stopped moving. Whether the call had its effect is not known, so it is not repeated."
     );
-    let held = execution.status.clone().unwrap_or_default();
+    let start_time = execution.status.as_ref().and_then(|s| s.start_time);
     let mut status = ended(
         execution,
         ExecutionPhase::Orphaned,
@@ -262,11 +275,11 @@ pub fn orphaned(execution: &Arc<ToolExecution>, now: Time) -> Action {
     status.outcome = Some(Outcome::Unknown);
     status.error_class = Some(ErrorClass::Local);
     status.cleanup = Some(Cleanup::Unconfirmed);
-    status.start_time = held.start_time;
+    status.start_time = start_time;
     status.attempts = binding
         .map(|b| Attempt {
             n: b.attempt,
-            start_time: held.start_time,
+            start_time,
             end_time: Some(now),
             reason: Some(reason::NODE_LOST.to_owned()),
             outcome: Some(Outcome::Unknown),

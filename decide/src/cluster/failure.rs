@@ -16,7 +16,7 @@ pub const MODEL_ERRORS: &[(ModelErrorKind, FailureClass, &str, bool)] = &[
     ),
     (
         ModelErrorKind::Timeout,
-        FailureClass::Automatic,
+        FailureClass::Terminal,
         reason::PROVIDER_TIMEOUT,
         false,
     ),
@@ -72,6 +72,8 @@ pub const MODEL_ERRORS: &[(ModelErrorKind, FailureClass, &str, bool)] = &[
 
 /// First pause before a request is sent again, doubled with each try.
 const FIRST_PAUSE_MILLIS: i64 = 500;
+/// The same after a 429 that does not say how long: rates are counted by the minute.
+const FIRST_PAUSE_RATE_LIMITED_MILLIS: i64 = 10_000;
 /// Longest pause of our own choosing.
 const LONGEST_PAUSE_MILLIS: i64 = 30_000;
 /// Longest pause that a provider may ask for.
@@ -98,7 +100,11 @@ pub fn next_try(error: &ModelError, tries: u32, run: &str, now: Time) -> Time {
     if let Some(seconds) = error.retry_after_seconds {
         return plus_millis(now, seconds.saturating_mul(1000).clamp(0, LONGEST_ASKED_MILLIS));
     }
-    let pause = (FIRST_PAUSE_MILLIS << tries.min(10)).min(LONGEST_PAUSE_MILLIS);
+    let first = match error.kind {
+        ModelErrorKind::RateLimited => FIRST_PAUSE_RATE_LIMITED_MILLIS,
+        _ => FIRST_PAUSE_MILLIS,
+    };
+    let pause = (first << tries.min(10)).min(LONGEST_PAUSE_MILLIS);
     let spread = run.bytes().fold(0_i64, |sum, b| (sum * 31 + i64::from(b)) % 256);
     plus_millis(now, pause - pause / 4 * spread / 256)
 }

@@ -9,6 +9,7 @@ use super::world::{has_ended, is_settled, key_of};
 use super::writes::Subject;
 use crate::time::plus_seconds;
 use fairlead_crds::conditions::{self, kind, reason};
+use fairlead_crds::values::Time;
 use fairlead_crds::{RunPhase, ToolExecution};
 use std::sync::Arc;
 
@@ -22,8 +23,11 @@ impl<'a> Subjects<'a> {
             return Decision::because(Because::WriteInFlight);
         }
         let live: Vec<_> = self.executions().filter(|x| !has_ended(x)).collect();
-        if !live.is_empty() {
-            return self.stop(&live, end);
+        let gives_up = self.gives_up();
+        if !live.is_empty() && gives_up.is_none_or(|at| at > self.now) {
+            let mut decision = self.stop(&live, end);
+            gives_up.into_iter().for_each(|at| decision.wake_by(at));
+            return decision;
         }
         let unclean: Vec<_> = self
             .executions()
@@ -44,12 +48,21 @@ impl<'a> Subjects<'a> {
         }
     }
 
+    /// When a run that ends stops waiting for its executions; nothing while its end has not begun to be written.
+    fn gives_up(&self) -> Option<Time> {
+        let transitions = &self.run.status.as_ref()?.transitions;
+        let began = transitions.iter().rfind(|t| t.phase == RunPhase::Finishing)?.at;
+        Some(plus_seconds(began, self.world.settings.clean_up_seconds))
+    }
+
     /// Whether a turn or an execution of the run is just being created: it must be seen before the run can end.
     fn starts_in_flight(&self) -> bool {
         let writes = &self.world.writes;
         let namespace = self.run.metadata.namespace.as_deref().unwrap_or_default();
         let statuses = self.state.turns.values().filter_map(|t| t.status.as_ref());
-        let mut names = statuses.flat_map(|s| &s.tool_calls).filter_map(|c| c.execution_name.as_ref());
+        let mut names = statuses
+            .flat_map(|s| &s.tool_calls)
+            .filter_map(|c| c.execution_name.as_ref());
         writes.in_flight(&Subject::Turn(self.uid()))
             || names.any(|name| {
                 let key = ObjectKey::new(namespace, name.clone());
@@ -70,7 +83,8 @@ impl<'a> Subjects<'a> {
 
     fn stop(&self, live: &[&'a Arc<ToolExecution>], end: &End) -> Decision {
         let mut decision = self.stop_all(live);
-        let status = in_phase(self.state, self.run, RunPhase::Finishing, &end.reason, self.now);
+        let mut status = in_phase(self.state, self.run, RunPhase::Finishing, &end.reason, self.now);
+        status.failure.clone_from(&end.failure);
         decision
             .actions
             .extend(publish(&self.world.writes, self.run, status, self.now));

@@ -73,7 +73,14 @@ pub fn authorize(world: &World, call: Call<'_>) -> Result<Authorized, Refusal> {
              call it again if it still fits.",
             call.tool
         );
-        return Err(refuse(GuardCheck::Resolve, refusal::TOOL_CHANGED, message, false));
+        // A frozen generation above ours says that our watch is behind: the verdict waits for it.
+        let behind = frozen.uid == state.object.metadata.uid && frozen.generation > Some(generation);
+        return Err(refuse(
+            GuardCheck::Resolve,
+            refusal::TOOL_CHANGED,
+            message,
+            behind,
+        ));
     }
     let accepted = state.accepted.as_ref().map_err(|faults| {
         let why = faults.first().map(|f| f.message.clone()).unwrap_or_default();
@@ -102,6 +109,13 @@ pub fn authorize(world: &World, call: Call<'_>) -> Result<Authorized, Refusal> {
         ),
         plan,
     })
+}
+
+impl Refusal {
+    /// Whether the tool is only not seen yet as it was offered; nothing is decided until it is.
+    pub fn is_premature(&self) -> bool {
+        self.may_pass && self.reason == refusal::TOOL_CHANGED
+    }
 }
 
 impl Authorized {

@@ -4,7 +4,7 @@ use super::failure::{may_repeat, next_try};
 use super::types::{Action, Key, ObjectKey, WriteFailure, WriteFailureKind};
 use super::world::{Request, RequestState, Waiter, World, has_ended, key_of};
 use super::writes::Subject;
-use crate::model::{ModelError, ModelResponse};
+use crate::model::{ModelError, ModelErrorKind, ModelResponse};
 use fairlead_crds::values::Time;
 use std::collections::BTreeSet;
 
@@ -137,14 +137,14 @@ impl World {
             dirty.insert(subject.key(action));
         }
         if gone {
-            self.forget(action, dirty);
+            self.forget(action, now, dirty);
         }
     }
 
     /// The object of an action is gone: the watch will say so too, but until then nothing more is to be done about it.
-    fn forget(&mut self, action: &Action, dirty: &mut BTreeSet<Key>) {
+    fn forget(&mut self, action: &Action, now: Time, dirty: &mut BTreeSet<Key>) {
         match action {
-            Action::EndTurn { turn, .. } => self.turn_gone(&key_of(&turn.metadata), dirty),
+            Action::EndTurn { turn, .. } => self.turn_gone(&key_of(&turn.metadata), now, dirty),
             Action::WriteRun { run, .. } | Action::DeleteRun { run } => {
                 self.run_gone(run.metadata.uid.as_deref().unwrap_or_default(), dirty);
             }
@@ -162,6 +162,26 @@ impl World {
         }
     }
 
+    /// A turn that the server refuses for good: its answer is replaced by the refusal, and if that is refused as well the
+    /// run cannot go on.
+    fn turn_refused(&mut self, run: &str, message: &str) {
+        let Some(state) = self.runs.get_mut(run) else {
+            return;
+        };
+        match state.request.as_mut().map(|r| &mut r.state) {
+            Some(RequestState::Answered { result, .. }) if result.is_ok() => {
+                **result = Err(ModelError {
+                    kind: ModelErrorKind::TooLarge,
+                    status: None,
+                    retry_after_seconds: None,
+                    answer_begun: true,
+                    message: format!("The answer could not be stored: {message}"),
+                });
+            }
+            _ => state.broken = Some(message.to_owned()),
+        }
+    }
+
     /// What a write that did not happen leaves to be taken back.
     fn undo(&mut self, action: &Action, failure: &WriteFailure, dirty: &mut BTreeSet<Key>) {
         use WriteFailureKind::{Conflict, Invalid};
@@ -171,7 +191,13 @@ impl World {
                     && state.request.as_ref().is_some_and(|r| r.turn == *name)
                 {
                     state.request = None;
+                    if failure.kind == Invalid {
+                        state.broken = Some(failure.message.clone());
+                    }
                 }
+            }
+            Action::EndTurn { turn, .. } if failure.kind == Invalid => {
+                self.turn_refused(&turn.spec.run_ref.uid, &failure.message);
             }
             Action::CreateExecution { run, name, spec } => {
                 let key = ObjectKey::new(run.metadata.namespace.clone().unwrap_or_default(), name.clone());
@@ -181,9 +207,8 @@ impl World {
                 if let Some(state) = self.runs.get_mut(run.metadata.uid.as_deref().unwrap_or_default())
                     && refused
                 {
-                    state
-                        .refused
-                        .insert(spec.call_id.clone().unwrap_or_default(), failure.message.clone());
+                    let text = format!("The call could not be recorded, so it was not made: {}", failure.message);
+                    state.refused.insert(spec.call_id.clone().unwrap_or_default(), text);
                 }
                 self.restore_load(&key);
                 dirty.insert(Key::Queue);

@@ -15,6 +15,9 @@ use fairlead_crds::{PLAN_VERSION, ToolCall, ToolExecutionSpec, ToolTarget};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+/// How soon a call is looked at again whose verdict waits for something not seen yet, in milliseconds.
+const LOOK_AGAIN_MILLIS: i64 = 200;
+
 /// Decides about all calls that wait.
 pub fn decide(world: &World, now: Time) -> Decision {
     let Some(term) = world.term else {
@@ -27,7 +30,8 @@ pub fn decide(world: &World, now: Time) -> Decision {
         let Some(key) = line.next() else { break };
         match place(world, &key, &mut slots, term, now) {
             Some(action) => decision.actions.push(action),
-            None => continue,
+            // What its verdict waits for is seen soon.
+            None => decision.wake_by(plus_millis(now, LOOK_AGAIN_MILLIS)),
         }
     }
     let why = if slots.none_ready() {
@@ -46,8 +50,13 @@ pub fn decide(world: &World, now: Time) -> Decision {
         });
         decision.wake_by(plus_millis(now, world.settings.visible_after_millis));
     }
-    decision.because.extend(line.held.iter().map(|(because, _)| because.clone()));
-    line.held.iter().filter_map(|(_, at)| *at).for_each(|at| decision.wake_by(at));
+    decision
+        .because
+        .extend(line.held.iter().map(|(because, _)| because.clone()));
+    line.held
+        .iter()
+        .filter_map(|(_, at)| *at)
+        .for_each(|at| decision.wake_by(at));
     decision
 }
 
@@ -107,9 +116,14 @@ impl Line {
     fn of(world: &World, now: Time) -> Self {
         let mut by_namespace: BTreeMap<String, (usize, Groups)> = BTreeMap::new();
         let mut held = BTreeSet::new();
+        let mut over: BTreeMap<&str, bool> = BTreeMap::new();
         for (key, waiter) in &world.waiting {
             let hold = world.writes.blocked(&Subject::Execution(key.clone()), now);
-            if let Some(hold) = hold.or_else(|| stopping(world, key, waiter, now)) {
+            let ends = waiter
+                .run
+                .as_deref()
+                .is_some_and(|uid| *over.entry(uid).or_insert_with(|| makes_no_calls(world, uid, now)));
+            if let Some(hold) = hold.or_else(|| stopping(world, key, ends)) {
                 held.insert(hold);
                 continue;
             }
@@ -174,9 +188,11 @@ impl Line {
 }
 
 /// What is to be stopped does not get a slot any more; it leaves the queue when it or its run has ended.
-fn stopping(world: &World, key: &ObjectKey, waiter: &Waiter, now: Time) -> Option<(Because, Option<Time>)> {
-    let run_ends = waiter.run.as_deref().is_some_and(|uid| makes_no_calls(world, uid, now));
-    let asked = world.executions.get(key).is_some_and(|x| x.spec.desired_state.is_some());
+fn stopping(world: &World, key: &ObjectKey, run_ends: bool) -> Option<(Because, Option<Time>)> {
+    let asked = world
+        .executions
+        .get(key)
+        .is_some_and(|x| x.spec.desired_state.is_some());
     (run_ends || asked).then_some((Because::Stopping { count: 1 }, None))
 }
 
@@ -190,6 +206,7 @@ fn place(world: &World, key: &ObjectKey, slots: &mut Slots<'_>, term: i64, now: 
             .map(|(view, call)| view.guard(call, view.tools.iter().find(|t| t.name == call.tool)))?,
     };
     match (verdict, existing) {
+        (Err(refusal), _) if refusal.is_premature() => None,
         (Err(refusal), Some(execution)) => Some(refuse(execution, &refusal, now)),
         // A refusal stands on an object, so that no other write can make the call after all.
         (Err(_), None) => {

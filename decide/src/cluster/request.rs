@@ -8,7 +8,7 @@ use crate::model::{Message, MessageCall, ModelRequest};
 use crate::output::cut;
 use fairlead_crds::canonical::digest;
 use fairlead_crds::values::Time;
-use fairlead_crds::{AgentRun, AgentTurn, FrozenTool, Observation, TurnPhase};
+use fairlead_crds::{AgentRun, AgentTurn, FrozenTool, Observation, ToolCall, TurnPhase};
 use serde_json::json;
 use std::sync::Arc;
 
@@ -24,6 +24,11 @@ pub fn tools_of<'a>(state: &'a RunState, turn: &'a AgentTurn) -> &'a [FrozenTool
     }
 }
 
+/// Most bytes of what is told in a turn about calls of the one before it: a turn is stored in one object.
+const OBSERVED_MAX_BYTES: usize = 131_072;
+/// A handle is of no use when it is cut.
+const NEVER_CUT_BYTES: usize = 1024;
+
 /// What the model is told, in the turn after `view.turn`, about calls whose text does not follow from their execution's
 /// end: those in progress, those answered by the operator, and those that became no execution after all.
 pub fn observe(view: &View<'_>, now: Time) -> Vec<Observation> {
@@ -32,6 +37,8 @@ pub fn observe(view: &View<'_>, now: Time) -> Vec<Observation> {
         .status
         .as_ref()
         .map_or(&[][..], |s| s.tool_calls.as_slice());
+    let limit = usize::try_from(view.run.spec.limits.max_turn_output_bytes).unwrap_or(0);
+    let mut left = limit.min(OBSERVED_MAX_BYTES);
     calls
         .iter()
         .filter(|call| call.error.is_none())
@@ -43,6 +50,17 @@ pub fn observe(view: &View<'_>, now: Time) -> Vec<Observation> {
                 CallState::Refused(text) => text,
                 CallState::Absent => "The call was not made.".to_owned(),
             };
+            let total = u64::try_from(text.len()).unwrap_or(u64::MAX);
+            let text = match text.len() {
+                0..=NEVER_CUT_BYTES => text,
+                _ => cut(
+                    &text,
+                    left,
+                    total,
+                    call.execution_name.as_deref().unwrap_or(&call.call_id),
+                ),
+            };
+            left = left.saturating_sub(text.len());
             Some(Observation {
                 call_id: call.call_id.clone(),
                 text,
@@ -104,27 +122,12 @@ fn round(view: &View<'_>, told: &[Observation], messages: &mut Vec<Message>) {
     });
     let mut left = usize::try_from(view.run.spec.limits.max_turn_output_bytes).unwrap_or(0);
     for call in &status.tool_calls {
-        let observed = told
-            .iter()
-            .find(|o| o.call_id == call.call_id)
-            .map(|o| o.text.clone());
-        let text = observed
-            .or_else(|| call.error.as_ref().map(|e| e.text.clone()))
-            .unwrap_or_else(|| {
-                let name = call.execution_name.as_deref().unwrap_or_default();
-                let execution = view.world.executions.get(&view.key(name));
-                execution.map_or_else(
-                    || "The result of this call is not stored any more.".to_owned(),
-                    |x| result_text(x),
-                )
-            });
-        let total = u64::try_from(text.len()).unwrap_or(u64::MAX);
-        let text = cut(
-            &text,
-            left,
-            total,
-            call.execution_name.as_deref().unwrap_or(&call.call_id),
-        );
+        let observed = told.iter().find(|o| o.call_id == call.call_id);
+        // What was observed fits its own budget already, and a handle must stay whole.
+        let text = match observed {
+            Some(observed) => observed.text.clone(),
+            None => result(view, call, left),
+        };
         left = left.saturating_sub(text.len());
         messages.push(Message::Tool {
             call_id: call.call_id.clone(),
@@ -132,6 +135,28 @@ fn round(view: &View<'_>, told: &[Observation], messages: &mut Vec<Message>) {
             text,
         });
     }
+}
+
+/// The result of a call that was not observed otherwise, at most `left` bytes of it.
+fn result(view: &View<'_>, call: &ToolCall, left: usize) -> String {
+    let name = call.execution_name.as_deref().unwrap_or(&call.call_id);
+    let execution = view.world.executions.get(&view.key(name));
+    let (text, total) = match (&call.error, execution) {
+        (Some(error), _) => (error.text.clone(), error.text.len() as u64),
+        (None, Some(execution)) => {
+            let text = result_text(execution);
+            let output = execution.status.as_ref().and_then(|s| s.output.as_ref());
+            let total = output.map_or(0, |o| u64::try_from(o.total_bytes).unwrap_or(0));
+            let total = total.max(text.len() as u64);
+            (text, total)
+        }
+        (None, None) => {
+            let text = "The result of this call is not stored any more.".to_owned();
+            let total = text.len() as u64;
+            (text, total)
+        }
+    };
+    cut(&text, left, total, name)
 }
 
 /// The request of a turn that was stored.

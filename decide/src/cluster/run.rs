@@ -1,12 +1,12 @@
 //! What to do about a run.
 
+use super::execution;
 use super::failure::failure;
 use super::request::tools_of;
 use super::stage::{Progress, View};
 use super::status::{End, in_phase, publish, tool_calls};
 use super::turn;
 use super::types::{Action, Because, Decision};
-use super::execution;
 use super::world::{RunState, Waiter, World, has_ended, key_of, phase_of};
 use super::writes::Subject;
 use crate::time::{plus_millis, plus_seconds};
@@ -46,18 +46,24 @@ pub fn decide(world: &World, uid: &str, now: Time) -> Decision {
     {
         return all.after_the_end();
     }
+    if let Some(until) = all.torn_until().filter(|until| *until > now) {
+        return Decision::wait(Because::Deleting, until);
+    }
     let deadline = all.deadline();
     let mut decision = match all.end() {
         Some(end) => all.finish(&end),
         None => {
             let mut decision = all.proceed();
-            all.waiting_ones().into_iter().for_each(|action| decision.add(action));
+            all.waiting_ones()
+                .into_iter()
+                .for_each(|action| decision.add(action));
             decision
         }
     };
     if deadline > now {
         decision.wake_by(deadline);
     }
+    all.next_write().into_iter().for_each(|at| decision.wake_by(at));
     decision
 }
 
@@ -74,7 +80,7 @@ pub fn makes_no_calls(world: &World, uid: &str, now: Time) -> bool {
         run,
         now,
     };
-    over || run.metadata.deletion_timestamp.is_some() || all.end().is_some()
+    over || run.metadata.deletion_timestamp.is_some() || state.torn.is_some() || all.end().is_some()
 }
 
 impl<'a> Subjects<'a> {
@@ -88,6 +94,12 @@ impl<'a> Subjects<'a> {
             .creation_timestamp
             .as_ref()
             .map_or(self.now, |t| t.0)
+    }
+
+    /// Until when a run waits to be gone, one of whose turns is.
+    fn torn_until(&self) -> Option<Time> {
+        let grace = self.world.settings.dependency_grace_seconds;
+        self.state.torn.map(|at| plus_seconds(at, grace))
     }
 
     fn deadline(&self) -> Time {
@@ -127,12 +139,27 @@ impl<'a> Subjects<'a> {
             let message = format!("{what}. {fix}, and create the run again.");
             Some(End::failed(failure(FailureClass::Terminal, reason, &message)))
         };
+        if self.torn_until().is_some_and(|until| until <= self.now) {
+            let what = "A turn of the run was deleted, so the conversation cannot go on";
+            return limit(reason::TURN_DELETED, what, "Leave the turns of a run alone");
+        }
         // An answer that is there is given, whatever was asked for meanwhile.
         if let Some(end) = self.end_of_last_turn() {
             return Some(end);
         }
+        if let Some(end) = self.end_that_began() {
+            return Some(end);
+        }
         if self.run.spec.desired_state.is_some() {
             return Some(End::cancelled());
+        }
+        if let Some(message) = &self.state.broken {
+            let message = format!("The API server refuses the run's next turn: {message}");
+            return Some(End::failed(failure(
+                FailureClass::Terminal,
+                reason::WRITE_REFUSED,
+                &message,
+            )));
         }
         if tool_calls(self.state) > limits.max_tool_calls {
             let what = format!(
@@ -147,6 +174,16 @@ impl<'a> Subjects<'a> {
             return limit(reason::DEADLINE, &what, "Raise it");
         }
         None
+    }
+
+    /// An end that was begun is carried through, even if its cause has gone.
+    fn end_that_began(&self) -> Option<End> {
+        let status = self
+            .run
+            .status
+            .as_ref()
+            .filter(|s| s.phase == Some(RunPhase::Finishing))?;
+        status.failure.clone().map(End::failed)
     }
 
     fn end_of_last_turn(&self) -> Option<End> {
@@ -176,7 +213,10 @@ impl<'a> Subjects<'a> {
                 turn::drive(self.world, self.state, self.run, turn, self.now)
             }
             Some((turn, TurnPhase::Completed)) => self.tools(turn),
-            Some((turn, _)) => self.next_turn(turn.spec.index, self.now),
+            Some((turn, _)) => {
+                let ended = turn.status.as_ref().and_then(|s| s.completion_time);
+                self.next_turn(turn.spec.index, ended.unwrap_or(self.created()))
+            }
         }
     }
 
@@ -217,11 +257,17 @@ impl<'a> Subjects<'a> {
             wake: at,
             because: Vec::new(),
         };
-        if let Because::BackingOff { message } = &because {
+        if let Some(message) = self.lasting_failure(&Subject::Turn(self.uid())) {
             decision.actions.extend(self.tell_refusal(message));
         }
         decision.because.push(because);
         decision
+    }
+
+    /// What the server said to a write that has failed for long enough for somebody to wonder.
+    fn lasting_failure(&self, subject: &Subject) -> Option<&'a str> {
+        let (since, message) = self.world.writes.last_failure(subject)?;
+        (plus_millis(since, self.world.settings.visible_after_millis) <= self.now).then_some(message)
     }
 
     fn tell_refusal(&self, message: &str) -> Option<Action> {
@@ -317,9 +363,11 @@ impl<'a> Subjects<'a> {
         let refused = progress
             .wanted
             .iter()
-            .find_map(|(key, _)| self.world.writes.last_failure(&Subject::Execution(key.clone())));
+            .find_map(|(key, _)| self.lasting_failure(&Subject::Execution(key.clone())));
         if let Some(message) = refused {
-            self.tell_refusal(message).into_iter().for_each(|a| decision.add(a));
+            self.tell_refusal(message)
+                .into_iter()
+                .for_each(|a| decision.add(a));
             return decision;
         }
         let message = format!("Tool calls of turn {} are in progress.", turn.spec.index);
@@ -373,7 +421,14 @@ impl<'a> Subjects<'a> {
                 let call = x.spec.turn.zip(x.spec.call_id.clone())?;
                 let since = x.metadata.creation_timestamp.as_ref().map_or(self.now, |t| t.0);
                 let run = Some(self.uid());
-                Some((key, Waiter { run, call: Some(call), since }))
+                Some((
+                    key,
+                    Waiter {
+                        run,
+                        call: Some(call),
+                        since,
+                    },
+                ))
             })
             .collect();
         let want = (!waiters.is_empty()).then_some(Action::Want { waiters });
@@ -395,6 +450,17 @@ impl<'a> Subjects<'a> {
             .cloned()
             .collect();
         (!waiters.is_empty()).then_some(Action::Want { waiters })
+    }
+
+    /// When a write about one of the run's executions that failed may be tried again.
+    fn next_write(&self) -> Option<Time> {
+        let live = self.executions().filter(|x| !has_ended(x));
+        let blocked = live.filter_map(|x| {
+            self.world
+                .writes
+                .blocked(&Subject::Execution(key_of(&x.metadata)), self.now)
+        });
+        blocked.filter_map(|(_, at)| at).min()
     }
 
     pub(super) fn free(&self, execution: &ToolExecution) -> bool {

@@ -80,9 +80,7 @@ impl<'a> View<'a> {
             None => {}
         }
         if let Some(message) = self.state.refused.get(&call.call_id) {
-            return CallState::Refused(format!(
-                "The call could not be recorded, so it was not made: {message}"
-            ));
+            return CallState::Refused(message.clone());
         }
         // Whether the guard still lets it through is not asked here: its execution may just be on its way, and then it
         // would be told that a call was not made that is. The queue asks, and the refusal stands on the object.
@@ -92,7 +90,9 @@ impl<'a> View<'a> {
     /// Whether an execution is this call, and not somebody else's of the same name.
     fn is_of(&self, execution: &ToolExecution, call: &ToolCall) -> bool {
         let run = execution.spec.run_ref.as_ref().map(|r| &r.uid);
-        run.is_some() && run == self.run.metadata.uid.as_ref() && execution.spec.call_id.as_ref() == Some(&call.call_id)
+        run.is_some()
+            && run == self.run.metadata.uid.as_ref()
+            && execution.spec.call_id.as_ref() == Some(&call.call_id)
     }
 
     /// The guard's verdict on a call that has no execution yet.
@@ -183,7 +183,7 @@ impl<'a> View<'a> {
                     }
                     let at = builtin.settles(begun, wait_over);
                     settled_at = settled_at
-                        .filter(|_| builtin.is_over() || now >= at)
+                        .filter(|_| builtin.to_cancel().is_none() && (builtin.is_over() || now >= at))
                         .map(|t| t.max(at.min(now)));
                     settles_by = settles_by.max(at);
                 }

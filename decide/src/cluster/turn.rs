@@ -2,6 +2,7 @@
 
 use super::answer::{abandoned, completed, failed};
 use super::builtin;
+use super::failure::failure;
 use super::request::{messages, observe, of_turn, request_digest, tools_of};
 use super::stage::View;
 use super::types::{Action, Because, Decision, ObjectKey};
@@ -11,7 +12,10 @@ use crate::time::{plus_millis, plus_seconds};
 use fairlead_crds::conditions::reason;
 use fairlead_crds::names::turn_name;
 use fairlead_crds::values::{OwnedRef, Time};
-use fairlead_crds::{AgentRun, AgentTurn, AgentTurnSpec, Builtin, FrozenTool, FrozenToolKind, TurnPhase};
+use fairlead_crds::{
+    AgentRun, AgentTurn, AgentTurnSpec, AgentTurnStatus, Builtin, Failure, FailureClass, FrozenTool,
+    FrozenToolKind, TurnPhase,
+};
 use std::sync::Arc;
 
 /// How often something that is missing is looked for again, in milliseconds.
@@ -247,6 +251,11 @@ fn ask(
     let key = ObjectKey::new(namespace.clone(), turn.spec.provider_ref.name.clone());
     let Some(provider) = world.providers.get(&key) else {
         let message = format!("ModelProvider {:?} is gone; create it again.", key.name);
+        let since = turn.metadata.creation_timestamp.as_ref().map_or(now, |t| t.0);
+        if grace_ends(world, run, since) <= now {
+            let failure = failure(FailureClass::Manual, reason::PROVIDER_NOT_FOUND, &message);
+            return close(turn, without_answer(failure, now));
+        }
         return wait_for(
             Missing {
                 reason: reason::PROVIDER_NOT_FOUND,
@@ -289,7 +298,17 @@ pub fn give_up(world: &World, state: &RunState, run: &AgentRun, now: Time) -> Op
     Some(decision)
 }
 
-fn close(turn: &Arc<AgentTurn>, status: fairlead_crds::AgentTurnStatus) -> Decision {
+/// How a turn ends whose request could not be sent.
+fn without_answer(failure: Failure, now: Time) -> AgentTurnStatus {
+    AgentTurnStatus {
+        phase: Some(TurnPhase::Failed),
+        completion_time: Some(now),
+        failure: Some(failure),
+        ..AgentTurnStatus::default()
+    }
+}
+
+fn close(turn: &Arc<AgentTurn>, status: AgentTurnStatus) -> Decision {
     Decision::act(Action::EndTurn {
         turn: Arc::clone(turn),
         status: Box::new(status),

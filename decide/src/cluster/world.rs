@@ -22,6 +22,8 @@ pub struct Settings {
     pub node_fresh_seconds: i64,
     /// Seconds without a move of its Lease after which a node's executions are orphaned.
     pub orphan_after_seconds: i64,
+    /// Seconds a run that ends waits for its executions to be gone, before it ends with what could not be verified.
+    pub clean_up_seconds: i64,
 }
 
 impl Default for Settings {
@@ -31,6 +33,7 @@ impl Default for Settings {
             dependency_grace_seconds: 30,
             node_fresh_seconds: 30,
             orphan_after_seconds: 330,
+            clean_up_seconds: 450,
         }
     }
 }
@@ -44,8 +47,14 @@ pub struct RunState {
     pub turns: BTreeMap<(i64, i64), Arc<AgentTurn>>,
     /// The model request this process drives, under its present term.
     pub request: Option<Request>,
-    /// Calls whose execution the server refused for good, with what it said.
+    /// Calls that have no execution and get none, by call id, with the reason: the server refused it for good, or it was
+    /// deleted.
     pub refused: BTreeMap<String, String>,
+    /// When a turn was seen to be deleted although the run was there: most often the run is gone too, and the news of it
+    /// are on their way.
+    pub torn: Option<Time>,
+    /// What the server said to a write of a turn that it refuses for good: the run cannot go on.
+    pub broken: Option<String>,
 }
 
 /// A model request of this process.

@@ -69,6 +69,7 @@ impl Subject {
 
 #[derive(Clone, Debug)]
 struct BackOff {
+    since: Time,
     failures: u32,
     until: Time,
     message: String,
@@ -97,7 +98,9 @@ impl Writes {
             self.failed.remove(subject);
             return;
         };
-        let failures = self.failed.get(subject).map_or(0, |b| b.failures) + 1;
+        let before = self.failed.get(subject);
+        let failures = before.map_or(0, |b| b.failures) + 1;
+        let since = before.map_or(now, |b| b.since);
         // A lost race is settled by the state that was read back with it; pause only if it goes on being lost.
         let pause = match failure.kind {
             WriteFailureKind::Conflict if failures == 1 => 0,
@@ -107,6 +110,7 @@ impl Writes {
         self.failed.insert(
             subject.clone(),
             BackOff {
+                since,
                 failures,
                 until,
                 message: failure.message,
@@ -143,8 +147,8 @@ impl Writes {
         ))
     }
 
-    /// What the server said to the last write about `subject`, if it failed.
-    pub fn last_failure(&self, subject: &Subject) -> Option<&str> {
-        self.failed.get(subject).map(|b| b.message.as_str())
+    /// Since when writes about `subject` fail, and what the server said to the last one.
+    pub fn last_failure(&self, subject: &Subject) -> Option<(Time, &str)> {
+        self.failed.get(subject).map(|b| (b.since, b.message.as_str()))
     }
 }
