@@ -31,6 +31,8 @@ pub mod reason {
     pub const MAX_TOOL_CALLS: &str = "MaxToolCallsExceeded";
     /// `limits.deadlineSeconds` passed.
     pub const DEADLINE: &str = "DeadlineExceeded";
+    /// A turn of the run was deleted.
+    pub const TURN_DELETED: &str = "TurnDeleted";
     /// The `ModelProvider` named does not exist.
     pub const PROVIDER_NOT_FOUND: &str = "ProviderNotFound";
     /// The `ModelProvider` cannot be called; its Ready condition says why.

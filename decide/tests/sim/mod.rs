@@ -98,8 +98,10 @@ impl Sim {
         let nodes = (0..config.nodes)
             .map(|n| NodeProc::new(n, if config.calm { 0 } else { rng.range(-40, 40) }, config.node_fault))
             .collect();
+        let mut api = Api::new(config.orphan_after_ms, config.calm);
+        api.behind_ms = if config.operator_pauses > 0 { 45_000 } else { 12_000 };
         let mut sim = Self {
-            api: Api::new(config.orphan_after_ms, config.calm),
+            api,
             now: 1_000,
             order: 0,
             queue: BTreeMap::new(),

@@ -30,8 +30,6 @@ pub struct Operator {
     synced: BTreeSet<Kind>,
     leads: Option<(i64, Ms)>,
     pub paused_until: Ms,
-    /// Woke up from a pause and has not looked at the clock yet.
-    blind: bool,
     flying: BTreeSet<Subject>,
     instant: (Ms, u32),
     next_tick: Ms,
@@ -62,7 +60,6 @@ impl Operator {
             synced: BTreeSet::new(),
             leads: None,
             paused_until: 0,
-            blind: false,
             flying: BTreeSet::new(),
             instant: (0, 0),
             next_tick: Ms::MAX,
@@ -206,7 +203,6 @@ impl Sim {
     pub fn pause_operator(&mut self, i: usize, millis: Ms) {
         self.note(|| format!("operator {i} is paused for {millis} ms"));
         self.operators[i].paused_until = self.now + millis;
-        self.operators[i].blind = self.rng.chance(500);
         let epoch = self.operators[i].epoch;
         self.later(millis, Ev::Tick { operator: i, epoch });
     }
@@ -263,7 +259,7 @@ impl Sim {
     fn round(&mut self, i: usize) {
         let now = self.now;
         let operator = &mut self.operators[i];
-        if !std::mem::take(&mut operator.blind) && operator.leads.is_some_and(|(_, until)| until <= now) {
+        if operator.leads.is_some_and(|(_, until)| until <= now) {
             operator.leads = None;
             operator.dirty.clear();
             operator.wakes.clear();
@@ -356,6 +352,11 @@ impl Sim {
 
     pub fn write_arrives(&mut self, i: usize, epoch: u32, action: Box<Action>) {
         let alive = self.alive(i, epoch);
+        // Paused between its last look at its leadership and the wire: it goes out when the process wakes up.
+        if alive && self.operators[i].paused_until > self.now && self.rng.chance(500) {
+            let until = self.operators[i].paused_until;
+            return self.at(until, Ev::Write { operator: i, epoch, action });
+        }
         // What was on its way when the process died may arrive or not.
         if !alive && self.rng.chance(500) {
             return;

@@ -35,7 +35,6 @@ impl Sim {
 
     /// The end of a story.
     pub fn judge(&mut self) -> Result<(), String> {
-        self.api.check_calls();
         if let Some(violation) = self.api.violations.first() {
             return Err(violation.clone());
         }
@@ -45,6 +44,13 @@ impl Sim {
         for (uid, count) in &self.effects {
             if *count > 1 {
                 return Err(format!("execution {uid} had {count} effects"));
+            }
+        }
+        for ((run, call), made) in self.api.calls() {
+            let effects: u32 = made.iter().filter_map(|(_, uid)| self.effects.get(uid)).sum();
+            // One that was deleted with its run may be created again by a write that comes late: it has no effect.
+            if effects > 1 || made.iter().any(|(name, _)| *name != made[0].0) {
+                return Err(format!("call {call} of run {run} became {made:?}, with {effects} effects"));
             }
         }
         for execution in self.api.executions.values() {
