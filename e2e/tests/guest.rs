@@ -86,6 +86,21 @@ fn alone_in_its_own_group_it_finds_all() {
 }
 
 #[test]
+fn beside_others_in_its_own_group_it_says_what_stands_in_the_way() {
+    let script = "mkdir /sys/fs/cgroup/node
+        echo $$ >/sys/fs/cgroup/node/cgroup.procs
+        $agent --check-isolation";
+    let Some(output) = in_guest(script) else { return };
+    assert_says(
+        &output,
+        1,
+        &["backend: CgroupV2", &format!("missing controllers: {ALL}")],
+    );
+    let reason = "reason: write \"+memory\" to /sys/fs/cgroup/node/cgroup.subtree_control: ";
+    assert!(output.text.contains(reason), "{}", output.text);
+}
+
+#[test]
 fn with_some_controllers_it_names_those_that_are_missing() {
     let script = "mkdir -p /sys/fs/cgroup/some/node
         echo +pids >/sys/fs/cgroup/some/cgroup.subtree_control

@@ -14,6 +14,9 @@ const PROBE_LIMITS: Limits = Limits {
     cpu_max_millis: Some(1_000),
 };
 
+/// The group that gets limits and a process.
+const LEAF: &str = "leaf";
+
 /// The answer of [`probe`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Probe {
@@ -21,7 +24,7 @@ pub struct Probe {
     pub backend: Backend,
     /// Controllers without which limits cannot be set, among `memory`, `pids`, `cpu`.
     pub missing: Vec<&'static str>,
-    /// Why it is not cgroup v2, where it is not.
+    /// Why it is not cgroup v2, or why controllers that `root` has are missing below it.
     pub reason: Option<String>,
 }
 
@@ -52,14 +55,16 @@ pub fn probe(root: &Path) -> Probe {
         Err(e) => return none(e.to_string()),
     };
     let answer = match probe_below(&root, &top) {
-        Ok(missing) => Probe {
+        Ok((missing, refused)) => Probe {
             backend: Backend::CgroupV2,
             missing,
-            reason: None,
+            reason: refused.map(|e| e.to_string()),
         },
         Err(e) => none(e.to_string()),
     };
+    // Only the leaf: if the way back was closed, the caller itself is in the group beside it.
     match top
+        .child(LEAF)
         .kill_until_empty(PROBE_BOUND)
         .and_then(|_| top.remove(PROBE_BOUND))
     {
@@ -68,7 +73,10 @@ pub fn probe(root: &Path) -> Probe {
     }
 }
 
-fn probe_below(root: &Group, top: &Group) -> cgroup::Result<Vec<&'static str>> {
+/// Missing controllers, and the error by which they could not be handed on.
+type Found = (Vec<&'static str>, Option<cgroup::Error>);
+
+fn probe_below(root: &Group, top: &Group) -> cgroup::Result<Found> {
     let own = i32::try_from(std::process::id()).unwrap_or(0);
     let inside = root.procs()?.contains(&own);
     let before = root.read("cgroup.subtree_control")?;
@@ -79,8 +87,9 @@ fn probe_below(root: &Group, top: &Group) -> cgroup::Result<Vec<&'static str>> {
     }
     let result = probe_leaf(root, top);
     if inside {
-        // What the probe switched on is switched off again, else the way back is closed.
+        // What the probe switched on is switched off again, from below, else the way back is closed.
         for name in CONTROLLERS {
+            let _ = top.write("cgroup.subtree_control", &format!("-{name}"));
             if !before.split_whitespace().any(|word| word == name) {
                 // A controller that was never on answers this with an error, and nothing is to be done.
                 let _ = root.write("cgroup.subtree_control", &format!("-{name}"));
@@ -91,17 +100,21 @@ fn probe_below(root: &Group, top: &Group) -> cgroup::Result<Vec<&'static str>> {
     result
 }
 
-fn probe_leaf(root: &Group, top: &Group) -> cgroup::Result<Vec<&'static str>> {
+fn probe_leaf(root: &Group, top: &Group) -> cgroup::Result<Found> {
     // Somebody else's processes in `root` make this EBUSY: then the children have what they have.
     let enabled = root.enable_controllers();
-    let leaf = Group::create(top.path().join("leaf"))?;
+    let leaf = Group::create(top.child(LEAF).path())?;
     let refused = match enabled {
         Ok(_) => top.enable_controllers().err(),
         Err(e) => Some(e),
     };
-    if let Some(e) = refused.filter(|e| !matches!(e.errno(), Some(libc::EBUSY | libc::EOPNOTSUPP))) {
-        return Err(e);
+    match refused {
+        Some(e) if !matches!(e.errno(), Some(libc::EBUSY | libc::EOPNOTSUPP)) => Err(e),
+        refused => Ok((probe_limits(&leaf)?, refused)),
     }
+}
+
+fn probe_limits(leaf: &Group) -> cgroup::Result<Vec<&'static str>> {
     let there = leaf.controllers()?;
     let missing: Vec<&'static str> = CONTROLLERS
         .into_iter()
