@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use fairlead_crds::conditions::{self, kind};
 use fairlead_crds::{API_VERSION, Tool, ToolExecution};
 use kube::Api;
-use kube::api::PostParams;
+use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use tokio::io::AsyncReadExt;
 
@@ -125,7 +125,15 @@ pub async fn hold(count: usize) -> Value {
         .read_to_end(&mut Vec::new())
         .await
         .expect("read standard input");
+    let cancel = Patch::Merge(json!({"spec": {"desiredState": "Cancelled"}}));
     for index in 0..count {
+        user.patch(&name(index), &PatchParams::default(), &cancel)
+            .await
+            .expect("cancel");
+    }
+    // The end is written when nothing is left of it, so the nodes have room again.
+    for index in 0..count {
+        seen.wait(&name(index), |times| times.ended.is_some()).await;
         delete(&user, &name(index)).await;
     }
     json!({"held": count})

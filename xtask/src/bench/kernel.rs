@@ -46,17 +46,23 @@ impl Place {
         for (pacing, gap, count) in [("100 ms apart", "100", 100), ("back to back", "0", 1_000)] {
             let count = (count / share).to_string();
             let floor = self.bare(&["bare-spawn"], &[&count, gap])?;
-            for (profile, tmp, aim) in [
-                ("own user and groups", "shared", "≤ 2.5 ×"),
+            for (how, tmp, ballast, aim) in [
+                ("own user and groups", "shared", "0", "≤ 2.5 ×"),
                 (
                     "and own mount namespace with a private /tmp",
                     "private",
+                    "0",
+                    "≤ floor + 4 ms",
+                ),
+                (
+                    "the same with 512 MiB in the agent",
+                    "private",
+                    "512",
                     "≤ floor + 4 ms",
                 ),
             ] {
-                let ours = self.supervised("spawn", &[&count, gap, tmp])?;
-                let path =
-                    format!("`true` through the supervisor, {pacing}, {profile}: prepare → group removed");
+                let ours = self.supervised("spawn", &[&count, gap, tmp, ballast])?;
+                let path = format!("`true` through the supervisor, {pacing}, {how}: prepare → group removed");
                 table.push(Row::times(&path, &ours, &floor, aim));
             }
         }

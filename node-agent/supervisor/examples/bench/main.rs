@@ -2,7 +2,7 @@
 //!
 //! - `bare-spawn GROUP COUNT GAP_MS` and `bare-kill GROUP PROCESSES ROUNDS`: the kernel's calls and nothing else, which
 //!   is the floor. `GROUP` is an existing cgroup v2 directory.
-//! - As the agent of a `fairlead-supervisor`: `spawn RESULT SPOOL COUNT GAP_MS private|shared` and
+//! - As the agent of a `fairlead-supervisor`: `spawn RESULT SPOOL COUNT GAP_MS private|shared BALLAST_MIB` and
 //!   `kill RESULT SPOOL PROCESSES ROUNDS`: what a node agent does for one attempt, without Kubernetes.
 //!
 //! Each prints its samples in microseconds, in one line; as an agent into the file `RESULT`, since a supervisor's agent
@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 
 /// Longest that any one thing measured here may take.
 const BOUND: Duration = Duration::from_secs(60);
+const MIB: usize = 1024 * 1024;
 /// The processes that are killed: started often, ended never by themselves.
 const SLEEPER: [&str; 2] = ["sleep", "100000"];
 
@@ -32,9 +33,15 @@ fn main() {
         ["bare-kill", group, processes, rounds] => {
             report(&bare::kill(group.as_ref(), number(processes), number(rounds)));
         }
-        ["spawn", result, spool, count, gap, tmp] => agent::run(result.as_ref(), spool.as_ref(), |bench| {
-            bench.spawn(number(count), gap_ms(gap), tmp == "private")
-        }),
+        ["spawn", result, spool, count, gap, tmp, ballast] => {
+            agent::run(result.as_ref(), spool.as_ref(), |bench| {
+                // An agent that holds this much; what it holds must not be copied at a start.
+                let held = vec![1u8; number(ballast) as usize * MIB];
+                let times = bench.spawn(number(count), gap_ms(gap), tmp == "private");
+                std::hint::black_box(held);
+                times
+            });
+        }
         ["kill", result, spool, processes, rounds] => agent::run(result.as_ref(), spool.as_ref(), |bench| {
             bench.kill(number(processes), number(rounds))
         }),
