@@ -20,7 +20,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 const HEARTBEAT: Duration = Duration::from_secs(1);
 /// Pause between two looks at which executions exist: how long bytes stay after their object is gone.
-const EXISTING: Duration = Duration::from_secs(10);
+const LOOK_AT_EXISTING: Duration = Duration::from_secs(10);
 /// How long work under way may take when the agent is told to end.
 const FINISH_BOUND: Duration = Duration::from_secs(3);
 /// Inputs taken before timers and heartbeat have their turn.
@@ -38,7 +38,16 @@ pub(crate) enum Input {
     /// The first complete list and the journal.
     Listed(Box<Listing>),
     /// Which executions exist; `None`: that could not be found out.
-    Existing(Option<BTreeSet<String>>),
+    Existing(Option<Existing>),
+}
+
+/// The answer of a consistent list.
+#[derive(Debug)]
+pub(crate) struct Existing {
+    /// UIDs that were known before the list was asked for.
+    pub(crate) asked: BTreeSet<String>,
+    /// UIDs in the list.
+    pub(crate) found: BTreeSet<String>,
 }
 
 /// The API's and the spool's part of the world at a start.
@@ -101,7 +110,7 @@ impl Agent {
     ) -> Result<()> {
         let mut heartbeat = interval(HEARTBEAT);
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut existing = interval(EXISTING);
+        let mut existing = interval(LOOK_AT_EXISTING);
         existing.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let next = self
@@ -144,7 +153,7 @@ impl Agent {
             Input::Existing(existing) => {
                 self.listing = false;
                 if let Some(existing) = existing {
-                    self.absorb(Event::Existing(existing));
+                    self.exist(existing);
                 }
             }
         }
@@ -200,8 +209,24 @@ impl Agent {
     fn look_at_existing(&mut self) {
         if self.early.is_none() && !self.listing && self.world.remembers() {
             self.listing = true;
-            self.executor.list_existing();
+            let asked = self.world.attempts.keys().map(|key| key.uid.clone()).collect();
+            self.executor.list_existing(asked);
         }
+    }
+
+    /// What was known before a consistent list and is not in it is gone, as if it had been read back one by one.
+    fn exist(&mut self, existing: Existing) {
+        let Existing { asked, found } = existing;
+        for uid in asked {
+            if !found.contains(&uid) {
+                self.absorb(Event::ReadBack {
+                    uid,
+                    at: ids::now(),
+                    result: Ok(None),
+                });
+            }
+        }
+        self.absorb(Event::Existing(found));
     }
 
     fn absorb(&mut self, event: Event) {

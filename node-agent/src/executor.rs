@@ -1,6 +1,6 @@
 //! Carries out actions, and never decides. Each comes back as an event.
 
-use crate::agent::Input;
+use crate::agent::{Existing, Input};
 use crate::collect;
 use crate::host::Host;
 use crate::ids;
@@ -12,6 +12,7 @@ use fairlead_supervisor::slot::Reported;
 use fairlead_supervisor::sys;
 use fairlead_supervisor::wire::Request;
 use kube::Client;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use tokio::sync::{Semaphore, mpsc::UnboundedSender};
 use tokio_util::task::TaskTracker;
@@ -107,14 +108,15 @@ impl Executor {
     }
 
     /// Asks the API server which executions bound here exist.
-    pub(crate) fn list_existing(&self) {
+    pub(crate) fn list_existing(&self, asked: BTreeSet<String>) {
         let (client, node, out) = (self.client.clone(), self.host.node.name.clone(), self.out.clone());
         self.tasks.spawn(async move {
             let listed = sources::existing(client, &node).await;
             if let Err(error) = &listed {
                 tracing::warn!(error = format!("{error:#}"), "list what exists");
             }
-            let _ = out.send(Input::Existing(listed.ok()));
+            let existing = listed.ok().map(|found| Existing { asked, found });
+            let _ = out.send(Input::Existing(existing));
         });
     }
 

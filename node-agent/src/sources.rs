@@ -130,7 +130,7 @@ type Kept = BTreeMap<String, (ObjectRef, RunKey)>;
 type Stored = (Kept, Vec<fairlead_decide::node::Held>, Vec<(RunKey, u32)>);
 
 async fn try_listing(client: &Client, host: &Arc<Host>) -> Result<Stored> {
-    let metas = metadata(client.clone(), &host.node.name, true).await?;
+    let metas = metadata(client.clone(), &host.node.name).await?;
     let kept = metas.into_iter().filter_map(kept).collect();
     let host = Arc::clone(host);
     let (held, runs) = tokio::task::spawn_blocking(move || {
@@ -155,21 +155,17 @@ fn kept(meta: ObjectMeta) -> Option<(String, (ObjectRef, RunKey))> {
     Some((uid, (object, RunKey(run))))
 }
 
-/// UIDs of every execution bound to `node`, ended or not, from a list that may be a little old.
+/// UIDs of every execution bound to `node`, ended or not, from a consistent list.
 pub(crate) async fn existing(client: Client, node: &str) -> Result<BTreeSet<String>> {
-    let metas = metadata(client, node, false).await?;
+    let metas = metadata(client, node).await?;
     Ok(metas.into_iter().filter_map(|meta| meta.uid).collect())
 }
 
-/// Metadata only: outputs are large, and not needed.
-async fn metadata(client: Client, node: &str, consistent: bool) -> Result<Vec<ObjectMeta>> {
+/// A consistent list of metadata only: outputs are large, and not needed.
+async fn metadata(client: Client, node: &str) -> Result<Vec<ObjectMeta>> {
     let api: Api<ToolExecution> = Api::all(client);
     let base = ListParams::default().fields(&bound_here(node)).limit(PAGE);
-    let mut params = if consistent {
-        base.clone()
-    } else {
-        base.clone().match_any()
-    };
+    let mut params = base.clone();
     let mut metas = Vec::new();
     loop {
         let page = tokio::time::timeout(LIST_BOUND, api.list_metadata(&params)).await;
