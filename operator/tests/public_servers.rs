@@ -362,6 +362,10 @@ async fn litellms_proxy() {
     let spread = proxy.call_deltas(raw).await;
     assert!(spread > 8, "two calls came in {spread} deltas");
 
+    litellms_errors(&proxy).await;
+}
+
+async fn litellms_errors(proxy: &Process) {
     let client = ProviderClient::new();
     let ask = async |key: &str, model: &str, user: &str| {
         let key = ApiKey::from(key);
