@@ -1,9 +1,10 @@
 //! `cargo xtask tidy`: what the compiler cannot check about the repository.
 //!
 //! Which crate may depend on which, how long files may be (functions are clippy's), where `unsafe` may stand, what the
-//! core may not touch, and what must not be written anywhere.
+//! core may not touch, what must not be written anywhere, and that every reason a user may meet is explained.
 
 mod arrows;
+mod reasons;
 mod text;
 
 use std::path::{Path, PathBuf};
@@ -37,6 +38,7 @@ pub fn run() -> Result<()> {
     let files = files(&root)?;
     let mut problems = text::check(&root, &files)?;
     problems.extend(arrows::check(&root)?);
+    problems.extend(reasons::check(&root)?);
     problems.sort();
     for problem in &problems {
         eprintln!("{}: {}", problem.place, problem.what);
