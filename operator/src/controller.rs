@@ -92,6 +92,9 @@ impl Controller {
             agenda.take_due(now);
             if self.world.term.is_some() {
                 self.decide_all(&mut agenda);
+            } else {
+                // Whoever leads next decides about everything anyway.
+                agenda.dirty.clear();
             }
             self.metrics.waiting(self.world.waiting.len());
         }
@@ -120,6 +123,9 @@ impl Controller {
             }
             Observed::Event(event) => {
                 self.count(&event);
+                if let Event::RunGone { uid } = &event {
+                    self.executor.stop_asking(uid);
+                }
                 agenda.dirty.extend(self.world.absorb(event, self.clock.now()));
             }
         }

@@ -76,7 +76,8 @@ impl Executor {
         }
     }
 
-    fn stop_asking(&self, run: &str) {
+    /// Gives up the model request of a run, if one is in progress.
+    pub fn stop_asking(&self, run: &str) {
         if let Some(handle) = self
             .asking
             .lock()
@@ -101,6 +102,8 @@ impl Executor {
         };
         let this = self.clone();
         let key = run.clone();
+        // Held until the task is in the list, so that it cannot take itself off before.
+        let mut asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
         let task = tokio::spawn(async move {
             let sent_at = this.clock.now();
             let timer = tokio::time::Instant::now();
@@ -128,10 +131,9 @@ impl Executor {
                 result,
             }));
         });
-        self.asking
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(key, task.abort_handle());
+        if let Some(old) = asking.insert(key, task.abort_handle()) {
+            old.abort();
+        }
     }
 
     async fn carry_out(&self, action: Action, term: i64) {

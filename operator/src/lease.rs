@@ -134,7 +134,8 @@ impl Election {
             .as_ref()
             .and_then(|s| s.holder_identity.as_deref())
             .unwrap_or_default();
-        if !holder.is_empty() && unchanged_since.elapsed() < LEASE_DURATION {
+        // Our own name says that an answer to us was lost; nobody else is called so.
+        if !holder.is_empty() && holder != self.identity && unchanged_since.elapsed() < LEASE_DURATION {
             return Ok(None);
         }
         let term = term_of(&lease).saturating_add(1);
@@ -183,7 +184,10 @@ impl Election {
                 });
                 return Some(renewed);
             }
-            Ok(Ok(None)) => tracing::warn!(term, "leadership was taken over"),
+            Ok(Ok(None)) => match self.still_ours(term).await {
+                Some(present) if still_leads(tell) => return Some(present),
+                _ => tracing::warn!(term, "leadership was taken over"),
+            },
             Ok(Err(error)) if still_leads(tell) => {
                 tracing::warn!(
                     term,
@@ -200,6 +204,16 @@ impl Election {
         self.seen = None;
         tell.send_replace(Leadership::Follower);
         None
+    }
+
+    /// The Lease as it is, if it is ours under `term`: the answer to a renewal that arrived may have been lost.
+    async fn still_ours(&self, term: i64) -> Option<Lease> {
+        let lease = timeout(CALL_LIMIT, self.api.get_opt(self.name))
+            .await
+            .ok()?
+            .ok()??;
+        let holder = lease.spec.as_ref().and_then(|s| s.holder_identity.as_deref());
+        (holder == Some(self.identity.as_str()) && term_of(&lease) == term).then_some(lease)
     }
 
     /// Empties the Lease, so that another need not wait for its end.

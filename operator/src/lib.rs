@@ -66,12 +66,7 @@ pub async fn run(config: Config, client: Client, shutdown: Shutdown) -> Result<(
         results,
         ready: readiness.token("watches"),
     };
-    let identity = format!("{}-{:08x}", config.identity, rand::random::<u32>());
-    let election = Election::new(
-        Api::namespaced(client.clone(), &config.namespace),
-        LEADER_LEASE,
-        identity,
-    );
+    let election = election(&config, &client);
     let installed = readiness.token("installation");
 
     let mut parts = tokio::task::JoinSet::new();
@@ -83,19 +78,30 @@ pub async fn run(config: Config, client: Client, shutdown: Shutdown) -> Result<(
     ));
     parts.spawn(install::keep_checking(client, installed));
     // Leadership is given back last: the loop has stopped before another may begin.
-    let deciding = tokio::spawn(controller.run(shutdown.token()));
+    let mut deciding = tokio::spawn(controller.run(shutdown.token()));
     let stop_election = tokio_util::sync::CancellationToken::new();
-    let electing = tokio::spawn(election.run(lead, stop_election.clone()));
-    let serving = tokio::spawn(server.run(registry, readiness, shutdown.clone()));
+    let mut electing = tokio::spawn(election.run(lead, stop_election.clone()));
+    let mut serving = tokio::spawn(server.run(registry, readiness, shutdown.clone()));
 
+    // A part that ends early ends the process: a leader that decides nothing would keep every other from leading.
     let early = tokio::select! {
-        () = shutdown.wait() => Ok(()),
-        ended = parts.join_next() => Err(anyhow!("a watch or check ended: {ended:?}")),
+        () = shutdown.wait() => None,
+        ended = parts.join_next() => Some(anyhow!("a watch or check ended: {ended:?}")),
+        ended = &mut deciding => return Err(anyhow!("the loop ended: {ended:?}")),
+        ended = &mut electing => return Err(anyhow!("the leader election ended: {ended:?}")),
+        ended = &mut serving => return Err(anyhow!("the probes ended: {ended:?}")),
     };
     shutdown.begin();
     deciding.await.context("the loop")?;
     stop_election.cancel();
     electing.await.context("the leader election")?;
     serving.await.context("the probes")??;
-    early
+    early.map_or(Ok(()), Err)
+}
+
+/// This process as a candidate of its own, also when another one of the same name has just ended.
+fn election(config: &Config, client: &Client) -> Election {
+    let identity = format!("{}-{:08x}", config.identity, rand::random::<u32>());
+    let leases = Api::namespaced(client.clone(), &config.namespace);
+    Election::new(leases, LEADER_LEASE, identity)
 }

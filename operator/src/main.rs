@@ -35,6 +35,8 @@ async fn start() -> Result<()> {
     };
     // A watch may be quiet for minutes; everything else is bounded by its caller.
     kube.read_timeout = None;
+    // When a write is sent again is decided by the core, which also knows whether this process still leads.
+    kube.default_retry = false;
     let client = kube::Client::try_from(kube).context("make a client for the API server")?;
     fairlead_operator::run(config, client, shutdown).await
 }

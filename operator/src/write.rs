@@ -30,7 +30,7 @@ impl Executor {
                 self.apply_status(&**execution, status, true, Event::Execution)
                     .await
             }
-            Action::WriteRun { run, status } => self.apply_status(&**run, status, false, Event::Run).await,
+            Action::WriteRun { run, status } => self.apply_status(&**run, status, true, Event::Run).await,
             Action::WriteTool { tool, status } => {
                 self.apply_status(&**tool, status, false, Event::Tool).await
             }
@@ -111,7 +111,15 @@ impl Executor {
                 return Ok(());
             }
             Err(error) if is_already_exists(&error) => error,
-            Err(error) => return Err(failure(error)),
+            // A quota's own lost race is a 409 as well, and says nothing about the name.
+            Err(error) => {
+                let refused = failure(error);
+                let kind = match refused.kind {
+                    WriteFailureKind::Conflict => WriteFailureKind::Transient,
+                    kind => kind,
+                };
+                return Err(WriteFailure { kind, ..refused });
+            }
         };
         let Ok(Some(stored)) = api.get_opt(name).await else {
             return Err(transient(&error));

@@ -94,6 +94,9 @@ impl ProviderClient {
             // Another try is the core's to decide; the library's own would not be counted.
             .retry(reqwest::retry::never())
             .tcp_keepalive(Duration::from_secs(30))
+            // Shorter than servers keep an idle connection: one that closes as a request is sent cannot be told from one
+            // that had taken the request.
+            .pool_idle_timeout(Duration::from_secs(4))
             .build()
             .map_err(|failed| {
                 error::failure(
