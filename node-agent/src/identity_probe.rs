@@ -78,3 +78,50 @@ fn refused(act: &str, path: &Path, result: io::Result<()>) -> Result<()> {
         Err(_) => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn what_a_tool_can_reach_is_named_and_the_process_keeps_its_rights() {
+        if !rustix::process::geteuid().is_root() {
+            println!("skipped: becoming another user needs root");
+            return;
+        }
+        let spool = std::env::temp_dir().join(format!("fairlead-probe-{}", std::process::id()));
+        fs::create_dir(&spool).unwrap();
+        fs::create_dir(spool.join("runs")).unwrap();
+        let token = spool.with_extension("token");
+        fs::write(&token, "secret").unwrap();
+        let mode =
+            |path: &Path, mode: u32| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        let ask =
+            || probe(Secrets::new(Some(&token), &spool, None), 60_000).map_err(|error| error.to_string());
+        mode(&token, 0o600);
+        mode(&spool, 0o700);
+        assert_eq!(ask(), Ok(()));
+        mode(&token, 0o644);
+        assert_eq!(
+            ask(),
+            Err(format!(
+                "a tool's user can read {}: take that right away (chmod go-rwx)",
+                token.display()
+            ))
+        );
+        mode(&token, 0o600);
+        mode(&spool, 0o755);
+        assert!(
+            ask()
+                .unwrap_err()
+                .contains(&format!("can list {}", spool.display()))
+        );
+        assert!(
+            rustix::process::geteuid().is_root(),
+            "only the probe's own thread gave up its rights"
+        );
+        fs::remove_dir_all(&spool).unwrap();
+        fs::remove_file(&token).unwrap();
+    }
+}

@@ -281,7 +281,7 @@ mod tests {
         fs::write(root.join("file"), "x").unwrap();
         std::os::unix::fs::symlink("/etc", root.join("link")).unwrap();
         // Built from the inside out, since no path may be as long as this tree is deep.
-        for _ in 0..6_000 {
+        for _ in 0..1_500 {
             let next = dir.join("next");
             fs::create_dir(&next).unwrap();
             fs::write(next.join("file"), "x").unwrap();
