@@ -66,7 +66,27 @@ impl World {
         dirty
     }
 
+    /// Counts an execution on its node no more. A node that has neither a Lease nor work is nothing to remember.
+    fn unload(&mut self, key: &ObjectKey, dirty: &mut BTreeSet<Key>) {
+        let Some(node) = self.load.node_of(key).map(str::to_owned) else {
+            return;
+        };
+        self.load.take(key);
+        if self.load.on_node(&node) == 0 && self.nodes.get(&node).is_some_and(|n| n.lease.is_none()) {
+            self.nodes.remove(&node);
+        }
+        dirty.insert(Key::Queue);
+    }
+
     fn keep(&mut self, key: ObjectKey, execution: Arc<ToolExecution>) {
+        let owner = |x: &ToolExecution| x.spec.run_ref.as_ref().map(|r| r.uid.clone());
+        if self
+            .executions
+            .get(&key)
+            .is_some_and(|old| owner(old) != owner(&execution))
+        {
+            self.drop_execution(&key);
+        }
         if let Some(run) = &execution.spec.run_ref {
             self.executions_of
                 .entry(run.uid.clone())
@@ -225,9 +245,7 @@ impl World {
                 dirty.insert(Key::Node(binding.node_name.clone()));
             }
             _ => {
-                if self.load.take(&key) {
-                    dirty.insert(Key::Queue);
-                }
+                self.unload(&key, dirty);
             }
         }
         if execution.spec.binding.is_some() || ended {
@@ -262,7 +280,7 @@ impl World {
     }
 
     pub(super) fn execution_gone(&mut self, key: &ObjectKey, dirty: &mut BTreeSet<Key>) {
-        self.load.take(key);
+        self.unload(key, dirty);
         self.waiting.remove(key);
         self.writes.done(&Subject::Execution(key.clone()));
         dirty.insert(Key::Queue);
@@ -272,9 +290,10 @@ impl World {
         if let Some((run, call)) = gone.spec.run_ref.as_ref().zip(gone.spec.call_id.clone()) {
             // It may have had its effect: it is not made again.
             if let Some(state) = self.runs.get_mut(&run.uid) {
-                state
-                    .refused
-                    .insert(call, "The record of this call was deleted; what came of it is not known.".to_owned());
+                state.refused.insert(
+                    call,
+                    "The record of this call was deleted; what came of it is not known.".to_owned(),
+                );
             }
             dirty.insert(Key::Run(run.uid.clone()));
         }

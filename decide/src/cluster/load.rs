@@ -15,7 +15,11 @@ pub struct Load {
 impl Load {
     /// Counts an execution on a node; it moves if it stood elsewhere.
     pub fn put(&mut self, key: &ObjectKey, node: &str, run: Option<&str>) {
-        if self.placed.get(key).is_some_and(|(at, _)| at == node) {
+        if self
+            .placed
+            .get(key)
+            .is_some_and(|(at, of)| at == node && of.as_deref() == run)
+        {
             return;
         }
         self.take(key);
@@ -39,6 +43,11 @@ impl Load {
             lower(&mut self.runs, &run);
         }
         true
+    }
+
+    /// The node an execution is counted on.
+    pub fn node_of(&self, key: &ObjectKey) -> Option<&str> {
+        self.placed.get(key).map(|(node, _)| node.as_str())
     }
 
     /// Executions in flight on a node.

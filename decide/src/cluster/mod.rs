@@ -6,6 +6,7 @@
 
 mod absorb;
 mod answer;
+mod batch;
 mod builtin;
 mod execution;
 mod failure;

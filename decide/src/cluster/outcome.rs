@@ -207,8 +207,13 @@ impl World {
                 if let Some(state) = self.runs.get_mut(run.metadata.uid.as_deref().unwrap_or_default())
                     && refused
                 {
-                    let text = format!("The call could not be recorded, so it was not made: {}", failure.message);
-                    state.refused.insert(spec.call_id.clone().unwrap_or_default(), text);
+                    let text = format!(
+                        "The call could not be recorded, so it was not made: {}",
+                        failure.message
+                    );
+                    state
+                        .refused
+                        .insert(spec.call_id.clone().unwrap_or_default(), text);
                 }
                 self.restore_load(&key);
                 dirty.insert(Key::Queue);

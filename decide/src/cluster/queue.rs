@@ -31,7 +31,13 @@ pub fn decide(world: &World, now: Time) -> Decision {
         match place(world, &key, &mut slots, term, now) {
             Some(action) => decision.actions.push(action),
             // What its verdict waits for is seen soon.
-            None => decision.wake_by(plus_millis(now, LOOK_AGAIN_MILLIS)),
+            None => {
+                decision.because.push(Because::Queued {
+                    count: 1,
+                    reason: reason::TOOL_NOT_FOUND,
+                });
+                decision.wake_by(plus_millis(now, LOOK_AGAIN_MILLIS));
+            }
         }
     }
     let why = if slots.none_ready() {

@@ -10,6 +10,7 @@ use fairlead_crds::canonical::digest;
 use fairlead_crds::values::Time;
 use fairlead_crds::{AgentRun, AgentTurn, FrozenTool, Observation, ToolCall, TurnPhase};
 use serde_json::json;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// The tools offered in a turn, wherever they stand.
@@ -84,12 +85,14 @@ pub fn messages(
     messages.push(Message::User {
         text: run.spec.input.clone(),
     });
-    for past in 1..index {
+    let indexes: BTreeSet<i64> = state.turns.keys().map(|(at, _)| *at).collect();
+    for past in indexes.into_iter().filter(|past| *past < index) {
         let Some(turn) = turn_at(state, past).filter(|t| phase_of(t) == TurnPhase::Completed) else {
             continue;
         };
-        let told = match turn_at(state, past + 1) {
-            Some(next) if past + 1 < index => next.spec.observations.as_slice(),
+        let after = past.saturating_add(1);
+        let told = match turn_at(state, after) {
+            Some(next) if after < index => next.spec.observations.as_slice(),
             _ => observations,
         };
         let view = View {

@@ -48,7 +48,9 @@ fn count(state: &RunState, status: &mut AgentRunStatus) {
         match phase_of(turn) {
             TurnPhase::Completed => {
                 turns += 1;
-                calls = i64::try_from(end.tool_calls.len()).unwrap_or(i64::MAX).saturating_add(calls);
+                calls = i64::try_from(end.tool_calls.len())
+                    .unwrap_or(i64::MAX)
+                    .saturating_add(calls);
                 usage.requests += 1;
             }
             _ => usage.unknown_requests += 1,

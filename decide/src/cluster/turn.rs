@@ -73,7 +73,7 @@ pub fn make(
         })
         .unwrap_or_default();
     let told = messages(world, state, run, index, &observations);
-    let attempt = turn_at(state, index).map_or(1, |t| t.spec.attempt + 1);
+    let attempt = turn_at(state, index).map_or(1, |t| t.spec.attempt.saturating_add(1));
     let same_tools = state.turns.values().rev().find(|t| t.spec.tools_from.is_none());
     let tools_from = same_tools
         .filter(|t| t.spec.tools == tools && !tools.is_empty())

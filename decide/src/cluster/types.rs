@@ -316,7 +316,11 @@ impl Decision {
     /// Does `action` as well, unless something is written about the same subject already: what came first stands.
     pub(super) fn add(&mut self, action: Action) {
         let subject = super::writes::Subject::of(&action);
-        let taken = subject.is_some() && self.actions.iter().any(|a| super::writes::Subject::of(a) == subject);
+        let taken = subject.is_some()
+            && self
+                .actions
+                .iter()
+                .any(|a| super::writes::Subject::of(a) == subject);
         if !taken {
             self.actions.push(action);
         }

@@ -218,7 +218,11 @@ pub fn is_settled(execution: &ToolExecution) -> bool {
 /// The completed attempt at a turn, or else the latest.
 pub fn turn_at(state: &RunState, index: i64) -> Option<&Arc<AgentTurn>> {
     let mut latest = None;
-    for turn in state.turns.range((index, 0)..(index + 1, 0)).map(|(_, t)| t) {
+    for turn in state
+        .turns
+        .range((index, i64::MIN)..=(index, i64::MAX))
+        .map(|(_, t)| t)
+    {
         latest = Some(turn);
         if phase_of(turn) == TurnPhase::Completed {
             break;
