@@ -15,6 +15,8 @@
 
 mod absorb;
 mod attempt;
+mod facts;
+mod resync;
 mod status;
 mod types;
 mod verdict;
