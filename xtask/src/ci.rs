@@ -72,7 +72,7 @@ const TIERS: &[Tier] = &[
     },
     Tier {
         name: "build",
-        checks: "every test program",
+        checks: "our programs and every test program",
         run: |suites, _| suites.build(),
     },
     Tier {
@@ -84,11 +84,6 @@ const TIERS: &[Tier] = &[
         name: "unit",
         checks: "one effect at a time",
         run: |s, t| s.run(t, UNIT),
-    },
-    Tier {
-        name: "doc",
-        checks: "examples in documentation",
-        run: |s, t| s.run_doc(t),
     },
     Tier {
         name: "kernel",

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use super::tally::{CannotRun, Tally};
+use crate::programs::{Profile, Programs};
 use crate::repo;
 
 /// A test program.
@@ -29,8 +30,10 @@ pub struct Suites {
 }
 
 impl Suites {
-    /// Builds all of them, with the diagnostics going to standard error.
+    /// Builds all of them, and the programs that the whole-system tests start, with the diagnostics going to standard
+    /// error.
     pub fn build(&mut self) -> Result<()> {
+        Programs::build(Profile::Debug)?;
         let mut command = Command::new("cargo");
         command.current_dir(repo::root()).stdout(Stdio::piped());
         command.args([
@@ -88,18 +91,6 @@ impl Suites {
             return Err(CannotRun("needs root, for control groups and namespaces".to_owned()).into());
         }
         self.run(tally, packages)
-    }
-
-    /// Runs the examples in documentation, which cargo builds and runs itself.
-    pub fn run_doc(&mut self, tally: &mut Tally) -> Result<()> {
-        let mut command = Command::new("cargo");
-        command
-            .current_dir(repo::root())
-            .args(["test", "--quiet", "--locked", "--workspace", "--doc"]);
-        if !run_counted(&mut command, tally)? {
-            bail!("{command:?} failed");
-        }
-        Ok(())
     }
 }
 
