@@ -181,7 +181,8 @@ fn next(kubeconfig: &Path, profile: Profile) -> String {
             programs.display()
         ),
         "kubectl get runs,turns,tx; kubectl describe run hello; kubectl fairlead output own-call".to_owned(),
-        "kubectl delete run hello; edit and apply examples/quickstart again; make down removes it all".to_owned(),
+        "kubectl delete run hello; edit and apply examples/quickstart again; make down removes it all"
+            .to_owned(),
     ];
     format!("try next\n  {}", lines.join("\n  "))
 }
