@@ -367,8 +367,9 @@ impl Api {
             self.ownerless.push(spec.run_ref.uid.clone());
         }
         self.check_turn_start(run, spec);
-        // Longer than any pause of a leader and any delay of a watch.
-        if let Some(at) = self.cancelled.get(&spec.run_ref.uid).filter(|at| now > **at + 60_000) {
+        // Longer than all pauses of a leader and delays of a watch.
+        let bound = 3 * self.behind_ms + 15_000;
+        if let Some(at) = self.cancelled.get(&spec.run_ref.uid).filter(|at| now > **at + bound) {
             self.violation(format!("turn {} of a run that was cancelled at {at} ms is made", spec.index));
         }
         let mut turn = AgentTurn::new(name, spec.clone());

@@ -48,6 +48,10 @@ pub enum ClusterFault {
     ServesTheFirstOnly,
     /// Forgets to look again.
     ForgetsToWake,
+    /// Writes what is stored already.
+    WritesAgainAndAgain,
+    /// Does not go on with what waited for a place when its process died.
+    ForgetsUnboundAfterRestart,
 }
 
 impl ClusterFault {
@@ -189,6 +193,22 @@ impl ClusterFault {
                 {
                     let status = Box::new(execution.status.clone().unwrap_or_default());
                     decision.actions.push(Action::WriteExecution { execution: Arc::clone(execution), status });
+                }
+            }
+            Self::WritesAgainAndAgain => {
+                if let Key::Tool(key) = key
+                    && let Some(state) = world.tools.get(key)
+                    && world.writes.blocked(&cluster::Subject::Tool(key.clone()), now).is_none()
+                {
+                    let status = Box::new(state.object.status.clone().unwrap_or_default());
+                    decision.actions = vec![Action::WriteTool { tool: Arc::clone(&state.object), status }];
+                }
+            }
+            Self::ForgetsUnboundAfterRestart => {
+                for action in &mut decision.actions {
+                    if let Action::Want { waiters } = action {
+                        waiters.retain(|(key, _)| !world.executions.contains_key(key));
+                    }
                 }
             }
             Self::ForgetsObservations => {

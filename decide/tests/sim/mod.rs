@@ -8,7 +8,9 @@
 pub mod api;
 pub mod config;
 pub mod core;
+pub mod fair;
 pub mod faults;
+pub mod laws;
 pub mod model;
 pub mod node;
 pub mod operator;
@@ -16,6 +18,7 @@ pub mod oracle;
 pub mod rng;
 pub mod safe;
 pub mod users;
+pub mod worlds;
 
 use api::{Api, KINDS, Kind};
 pub use config::Config;
@@ -190,6 +193,19 @@ impl Sim {
             }
         }
         self.judge()
+    }
+
+    /// Runs the story up to a time.
+    pub fn run_until(&mut self, until: Ms) -> Result<(), String> {
+        while let Some(((at, _), event)) = self.queue.pop_first() {
+            if at > until {
+                break;
+            }
+            self.now = at;
+            self.handle(event);
+            self.flush_watches();
+        }
+        self.api.violations.first().map_or(Ok(()), |violation| Err(violation.clone()))
     }
 
     fn note_writes(&mut self) {
