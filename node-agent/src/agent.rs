@@ -15,6 +15,7 @@ use fairlead_decide::node::{
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::Notify;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
@@ -70,6 +71,8 @@ pub(crate) struct Agent {
     early: Option<BTreeMap<AttemptKey, Vec<ProcessFact>>>,
     listing: bool,
     ready: ReadyToken,
+    /// Told once the node's state is read.
+    state_read: Arc<Notify>,
 }
 
 impl Agent {
@@ -80,6 +83,7 @@ impl Agent {
         metrics: Metrics,
         entries: Vec<Entry>,
         ready: ReadyToken,
+        state_read: Arc<Notify>,
     ) -> Self {
         let early = entries
             .into_iter()
@@ -96,6 +100,7 @@ impl Agent {
             early: Some(early),
             listing: false,
             ready,
+            state_read,
         }
     }
 
@@ -204,6 +209,7 @@ impl Agent {
         self.absorb(Event::Resynced(Box::new(snapshot)));
         self.metrics.adopted(self.world.running());
         self.ready.set_ready();
+        self.state_read.notify_one();
     }
 
     fn look_at_existing(&mut self) {

@@ -6,6 +6,7 @@ use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use std::fs::{self, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Where a Pod's ServiceAccount token is mounted.
 const POD_TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
@@ -41,8 +42,9 @@ impl Secrets {
 ///
 /// # Errors
 /// What can be reached, and what can be done about it.
-pub(crate) fn probe(secrets: Secrets, user: u32) -> Result<()> {
+pub(crate) fn probe(secrets: &Arc<Secrets>, user: u32) -> Result<()> {
     let thread = std::thread::Builder::new().name("identity-probe".to_owned());
+    let secrets = Arc::clone(secrets);
     let thread = thread
         .spawn(move || as_user(&secrets, user))
         .context("start the identity probe")?;
@@ -97,8 +99,10 @@ mod tests {
         fs::write(&token, "secret").unwrap();
         let mode =
             |path: &Path, mode: u32| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
-        let ask =
-            || probe(Secrets::new(Some(&token), &spool, None), 60_000).map_err(|error| error.to_string());
+        let ask = || {
+            probe(&Arc::new(Secrets::new(Some(&token), &spool, None)), 60_000)
+                .map_err(|error| error.to_string())
+        };
         mode(&token, 0o600);
         mode(&spool, 0o700);
         assert_eq!(ask(), Ok(()));

@@ -4,9 +4,11 @@ use crate::ids;
 use anyhow::{Context, Result, bail};
 use fairlead_decide::node::{AttemptKey, Entry, Moment, ProcessFact, Refused};
 use fairlead_supervisor::client::{Client, SpawnFds};
+use fairlead_supervisor::step::Step;
 use fairlead_supervisor::wire::{
     Backend, ENV_EPOCH, ENV_PAYLOAD_GROUP, EntryPhase, EntryState, Event, Request, Spawn,
 };
+use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -57,12 +59,7 @@ impl Link {
                 other => tracing::debug!(?other, "before the answer to Hello"),
             }
         };
-        let mut entries = Vec::new();
-        while entries.len() < count as usize {
-            if let Event::State(state) = receive(&client)? {
-                entries.push(entry(&state));
-            }
-        }
+        let entries = hear_entries(&client, count)?;
         let named = std::env::var(ENV_EPOCH).unwrap_or_default();
         if named.parse() != Ok(epoch) {
             bail!("the supervisor says epoch {epoch}, but {ENV_EPOCH} is {named:?}");
@@ -144,11 +141,31 @@ fn receive(client: &Client) -> Result<Event> {
     event.context("the supervisor closed the connection before it answered Hello")
 }
 
-fn entry(state: &EntryState) -> Entry {
-    Entry {
-        key: ids::from_wire(&state.key),
-        facts: facts(state),
+/// The state of `count` entries, and what becomes known of them meanwhile.
+///
+/// A start that the supervisor refused because the agent that asked was dead ran nothing, so it is as if it had never
+/// been asked for: the entry is forgotten, and the start may be made anew.
+fn hear_entries(client: &Client, count: u32) -> Result<Vec<Entry>> {
+    let mut entries: BTreeMap<AttemptKey, Vec<ProcessFact>> = BTreeMap::new();
+    let mut states = 0;
+    while states < count {
+        let event = receive(client)?;
+        if let Event::State(state) = &event {
+            states += 1;
+            if state.phase == EntryPhase::Refused && state.step == Some(Step::Sender) {
+                let forget = Request::Forget { key: state.key };
+                retry(|| client.send(&forget)).context("let the supervisor forget a refused start")?;
+                continue;
+            }
+        }
+        if let Some(said) = translate(&event) {
+            entries.entry(said.key).or_default().extend(said.facts);
+        }
     }
+    Ok(entries
+        .into_iter()
+        .map(|(key, facts)| Entry { key, facts })
+        .collect())
 }
 
 /// What an entry's state says, in the order in which it happened.

@@ -22,7 +22,13 @@ use prometheus_client::registry::Registry;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio::task::JoinHandle;
+
+/// Pause before what tools can reach is tried again.
+const PROBE_AGAIN: Duration = Duration::from_secs(10);
 
 /// Prints what `root`, by default the own group, can isolate. Success if that is everything.
 pub fn check_isolation(root: Option<&Path>) -> ExitCode {
@@ -104,26 +110,21 @@ pub async fn run(args: Args) -> Result<()> {
 
     let (out, inputs) = unbounded_channel();
     let executor = Executor::new(Arc::clone(&host), client.clone(), out.clone());
+    let state_read = Arc::new(Notify::new());
+    let ready = readiness.token("state-read");
     let agent = Agent::new(
         Arc::clone(&host),
         executor,
         metrics,
         entries,
-        readiness.token("state-read"),
+        ready,
+        Arc::clone(&state_read),
     );
     let agent = tokio::spawn(agent.run(inputs, shutdown.clone()));
     listen(&host, out.clone())?;
 
     readiness.token("supervisor").set_ready();
-    let identity = readiness.token("tool-identity");
-    let lease_ready = readiness.token("lease");
-    let background = [
-        tokio::spawn(installation::keep_checking(
-            client.clone(),
-            readiness.token("installation"),
-        )),
-        tokio::spawn(begin(args, host, client, out, identity, lease_ready)),
-    ];
+    let background = tend(args, &host, &client, out, &readiness, state_read);
     let result = agent.await.context("the agent's loop")?;
     shutdown.begin();
     for task in background {
@@ -133,34 +134,50 @@ pub async fn run(args: Args) -> Result<()> {
     result
 }
 
-/// Takes on work only after the probe has shown that tools cannot reach what is ours.
-async fn begin(
+/// Starts what goes on beside the loop: the check of the installation, the watch, and, once both the probe has shown
+/// that tools cannot reach what is ours and the node's state is read, the Lease.
+fn tend(
     args: Args,
-    host: Arc<Host>,
-    client: Client,
+    host: &Arc<Host>,
+    client: &Client,
     out: UnboundedSender<Input>,
-    identity: ReadyToken,
-    lease_ready: ReadyToken,
-) {
+    readiness: &Readiness,
+    state_read: Arc<Notify>,
+) -> [JoinHandle<()>; 3] {
     let secrets = Secrets::new(
         args.kubeconfig.as_deref(),
         host.spool.path(),
         host.link.payload.as_deref(),
     );
-    let user = host.node.first_user;
-    let probed = tokio::task::spawn_blocking(move || identity_probe::probe(secrets, user)).await;
-    match probed.context("the identity probe").and_then(|result| result) {
-        Ok(()) => identity.set_ready(),
-        Err(error) => {
-            // What runs is still adopted and reported; new work goes elsewhere, since there is no Lease.
-            identity.set_not_ready(format!("{error:#}"));
-            return sources::watch(client, host, out).await;
+    let (identity, ready) = (readiness.token("tool-identity"), readiness.token("lease"));
+    let installation = installation::keep_checking(client.clone(), readiness.token("installation"));
+    let watch = sources::watch(client.clone(), Arc::clone(host), out);
+    let (host, client) = (Arc::clone(host), client.clone());
+    let serve = async move {
+        probe_until_safe(secrets, host.node.first_user, identity).await;
+        state_read.notified().await;
+        lease::keep(client, host, args.namespace, args.capacity, ready).await;
+    };
+    [
+        tokio::spawn(installation),
+        tokio::spawn(watch),
+        tokio::spawn(serve),
+    ]
+}
+
+/// Returns once tools cannot reach what is ours. Until then there is no Lease, so new work goes elsewhere; what runs is
+/// adopted and reported all the same.
+async fn probe_until_safe(secrets: Secrets, user: u32, ready: ReadyToken) {
+    let secrets = Arc::new(secrets);
+    loop {
+        let secrets = Arc::clone(&secrets);
+        let probed = tokio::task::spawn_blocking(move || identity_probe::probe(&secrets, user)).await;
+        match probed.context("the identity probe").and_then(|result| result) {
+            Ok(()) => return ready.set_ready(),
+            Err(error) => ready.set_not_ready(format!("{error:#}")),
         }
+        tokio::time::sleep(PROBE_AGAIN).await;
     }
-    tokio::join!(
-        sources::watch(client.clone(), Arc::clone(&host), out),
-        lease::keep(client, host, args.namespace, args.capacity, lease_ready),
-    );
 }
 
 /// A thread of its own reads the supervisor's socket: waiting for it in the runtime would need `unsafe`.

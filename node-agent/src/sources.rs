@@ -134,7 +134,7 @@ async fn try_listing(client: &Client, host: &Arc<Host>) -> Result<Stored> {
     let kept = metas.into_iter().filter_map(kept).collect();
     let host = Arc::clone(host);
     let (held, runs) = tokio::task::spawn_blocking(move || {
-        let held = host.spool.held(|key| host.group(key))?;
+        let held = host.spool.held(host.link.epoch, |key| host.group(key))?;
         anyhow::Ok((held, host.spool.runs()?))
     })
     .await

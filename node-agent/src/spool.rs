@@ -12,6 +12,7 @@ use anyhow::{Context, Result, bail};
 use fairlead_decide::node::{AttemptKey, Held, Moment, Refused, RunKey};
 use fairlead_supervisor::cgroup::Group;
 use fairlead_supervisor::slot::{FILE_SLOT, FILE_STDOUT, Journal, Slot, parse_attempt_name};
+use fairlead_supervisor::step::Step;
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -122,8 +123,12 @@ impl Spool {
         Ok(runs)
     }
 
-    /// The journal of every attempt. `group_of` names its group, if the present supervisor's groups may hold it.
-    pub(crate) fn held(&self, group_of: impl Fn(&AttemptKey) -> Option<Group>) -> Result<Vec<Held>> {
+    /// The journal of every attempt. `epoch` is that of the present supervisor, and `group_of` names a group below it.
+    pub(crate) fn held(
+        &self,
+        epoch: u32,
+        group_of: impl Fn(&AttemptKey) -> Option<Group>,
+    ) -> Result<Vec<Held>> {
         let mut held = Vec::new();
         for entry in fs::read_dir(&self.dir).with_context(|| format!("list {}", self.dir.display()))? {
             let entry = entry.with_context(|| format!("list {}", self.dir.display()))?;
@@ -131,12 +136,24 @@ impl Spool {
                 continue;
             };
             let key = ids::from_wire(&key);
-            // A slot that is not there or torn is one that was never finished: nothing was asked for.
-            let journal = self.slot(&key).and_then(|slot| slot.read());
-            let journal = journal.unwrap_or_else(|error| {
-                tracing::warn!(execution = %key, %error, "the slot cannot be read");
-                Journal::default()
-            });
+            let mut journal = match self.slot(&key).and_then(|slot| slot.read()) {
+                // A directory without its slot is one that was never finished: nothing was asked for.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Journal::default(),
+                // Whatever it says must be known before anything is started.
+                other => other?,
+            };
+            let same_life = journal
+                .intent
+                .as_ref()
+                .is_some_and(|intent| intent.epoch == epoch);
+            if same_life
+                && journal
+                    .refused
+                    .is_some_and(|refused| refused.step == Step::Sender)
+            {
+                // The supervisor was told to forget it; see `Link::open`.
+                journal.refused = None;
+            }
             let group = group_of(&key).filter(|group| group.path().exists());
             held.push(read_held(key, &journal, group.as_ref()));
         }
@@ -264,12 +281,12 @@ mod tests {
         };
         fs::create_dir(spool.attempt(&key)).unwrap();
         fs::create_dir(dir.join("lost+found")).unwrap();
-        let held = spool.held(|_| None).unwrap();
+        let held = spool.held(1, |_| None).unwrap();
         assert_eq!(held.len(), 1);
         assert_eq!((&held[0].key, held[0].user), (&key, None));
         spool.remove_attempt(&key).unwrap();
         spool.remove_attempt(&key).unwrap();
-        assert!(spool.held(|_| None).unwrap().is_empty());
+        assert!(spool.held(1, |_| None).unwrap().is_empty());
         fs::remove_dir_all(dir).unwrap();
     }
 

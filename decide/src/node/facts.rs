@@ -38,13 +38,13 @@ impl Attempt {
                 }
             }
             Presence::Live(known) if version_of(&object) < version_of(known) => {}
-            Presence::Live(_) => {
-                self.presence = if has_ended(&object) {
-                    Presence::Ended(ref_of(&object))
-                } else {
-                    Presence::Live(object)
-                };
+            Presence::Live(_) if has_ended(&object) => {
+                self.presence = Presence::Ended(ref_of(&object));
+                // By another, or by us with the answer lost: the supervisor is told, and nothing more is written.
+                self.clean = false;
+                self.collected = None;
             }
+            Presence::Live(_) => self.presence = Presence::Live(object),
         }
     }
 

@@ -89,7 +89,7 @@ impl World {
                 attempt.presence = Presence::Ended(ref_of(object));
             }
             let process = &mut attempt.process;
-            if held.user.is_some() {
+            if held.user.is_some() || held.spawned.is_some() || held.exited.is_some() {
                 process.requested = Some(held.accepted);
             }
             process.spawned = held.spawned;
@@ -125,7 +125,7 @@ impl World {
             return;
         };
         let process = &mut attempt.process;
-        if process.refused.is_some() || held.user.is_none() {
+        if process.refused.is_some() || process.requested.is_none() {
             return;
         }
         process.drained = true;
