@@ -33,8 +33,8 @@ git git tidy
 if [ "$purpose" = test ]; then
   wanted+="
 linux.uml user-mode-linux the-kernel-guest
-python3 python3 zizmor
-pip3 python3-pip zizmor
+python3 python3 zizmor-and-model-servers
+pip3 python3-pip zizmor-and-model-servers
 "
 fi
 packages=()
