@@ -50,8 +50,8 @@ pub enum ClusterFault {
     ForgetsToWake,
     /// Writes what is stored already.
     WritesAgainAndAgain,
-    /// Does not go on with what waited for a place when its process died.
-    ForgetsUnboundAfterRestart,
+    /// Waits for the answer to a request of a process that is gone.
+    LeavesForeignTurns,
 }
 
 impl ClusterFault {
@@ -83,21 +83,6 @@ impl ClusterFault {
                 }
                 dirty
             }
-            (Self::DrivesForeignTurns, Event::Turn(turn)) => {
-                let dirty = world.absorb(Event::Turn(Arc::clone(&turn)), now);
-                let requesting = turn.status.as_ref().and_then(|s| s.phase).is_none();
-                if let Some(state) = world.runs.get_mut(&turn.spec.run_ref.uid)
-                    && requesting
-                    && state.request.is_none()
-                {
-                    state.request = Some(Request {
-                        turn: turn.metadata.name.clone().unwrap_or_default(),
-                        state: RequestState::Idle { not_before: None, last_error: None },
-                        tries: 0,
-                    });
-                }
-                dirty
-            }
             (Self::IgnoresCancel, Event::Run(run)) => {
                 let mut run = fairlead_crds::AgentRun::clone(&run);
                 run.spec.desired_state = None;
@@ -126,20 +111,43 @@ impl ClusterFault {
                 world.writes = Writes::default();
                 return cluster::decide(&world, key, now);
             }
-            Self::OrphansAtOnce => {
+            Self::OrphansAtOnce if matches!(key, Key::Node(_)) => {
                 let mut world = world.clone();
                 for node in world.nodes.values_mut() {
                     node.moved_at = Time::UNIX_EPOCH;
                 }
-                let is_node = matches!(key, Key::Node(_));
-                return if is_node { cluster::decide(&world, key, now) } else { self.plain(key, now, &world) };
+                return cluster::decide(&world, key, now);
+            }
+            Self::DrivesForeignTurns => {
+                let mut world = world.clone();
+                for state in world.runs.values_mut().filter(|s| s.request.is_none()) {
+                    let turn = state.turns.values().next_back().and_then(|t| t.metadata.name.clone());
+                    state.request = turn.map(|turn| Request {
+                        turn,
+                        state: RequestState::Idle { not_before: None, last_error: None },
+                        tries: 0,
+                    });
+                }
+                return cluster::decide(&world, key, now);
+            }
+            Self::LeavesForeignTurns => {
+                if let Key::Run(uid) = key
+                    && let Some(state) = world.runs.get(uid).filter(|s| s.request.is_none())
+                    && let Some(turn) = state.turns.values().next_back()
+                    && turn.status.as_ref().and_then(|s| s.phase).is_none()
+                {
+                    return Decision::because(cluster::Because::Asking);
+                }
             }
             Self::ServesTheFirstOnly if *key == Key::Queue => {
                 let mut world = world.clone();
-                world.load = Load::default();
-                for (key, execution) in &world.executions {
-                    if let Some(binding) = execution.spec.binding.as_ref().filter(|_| !has_ended(execution)) {
-                        world.load.put(key, &binding.node_name, None);
+                // What a run has in flight does not count.
+                let nodes: Vec<String> = world.nodes.keys().cloned().collect();
+                for node in nodes {
+                    let placed: Vec<_> = world.load.executions_on(&node).cloned().collect();
+                    for key in placed {
+                        world.load.take(&key);
+                        world.load.put(&key, &node, None);
                     }
                 }
                 for waiter in world.waiting.values_mut() {
@@ -159,10 +167,6 @@ impl ClusterFault {
         }
         let decision = cluster::decide(world, key, now);
         self.changed(world, key, now, decision)
-    }
-
-    fn plain(self, key: &Key, now: Time, world: &World) -> Decision {
-        cluster::decide(world, key, now)
     }
 
     fn changed(self, world: &World, key: &Key, now: Time, mut decision: Decision) -> Decision {
@@ -202,13 +206,6 @@ impl ClusterFault {
                 {
                     let status = Box::new(state.object.status.clone().unwrap_or_default());
                     decision.actions = vec![Action::WriteTool { tool: Arc::clone(&state.object), status }];
-                }
-            }
-            Self::ForgetsUnboundAfterRestart => {
-                for action in &mut decision.actions {
-                    if let Action::Want { waiters } = action {
-                        waiters.retain(|(key, _)| !world.executions.contains_key(key));
-                    }
                 }
             }
             Self::ForgetsObservations => {

@@ -197,10 +197,8 @@ impl Sim {
 
     /// Runs the story up to a time.
     pub fn run_until(&mut self, until: Ms) -> Result<(), String> {
-        while let Some(((at, _), event)) = self.queue.pop_first() {
-            if at > until {
-                break;
-            }
+        while self.queue.first_key_value().is_some_and(|((at, _), _)| *at <= until) {
+            let Some(((at, _), event)) = self.queue.pop_first() else { break };
             self.now = at;
             self.handle(event);
             self.flush_watches();

@@ -105,5 +105,6 @@ pub fn arguments(rng: &mut Rng) -> serde_json::Value {
         _ => rng.range(12_000, 60_000),
     };
     let exit = if rng.chance(150) { rng.range(1, 4) } else { 0 };
-    json!({"ms": ms, "exit": exit, "size": rng.range(0, 2500), "deaf": rng.chance(100)})
+    json!({"ms": ms, "exit": exit, "size": rng.range(0, 2500), "deaf": rng.chance(100),
+           "leaves": if rng.chance(100) { rng.range(1, 4_000) } else { 0 }})
 }

@@ -27,6 +27,7 @@ pub fn tool(namespace: &str, name: &str, parallel: bool, hard_seconds: i64) -> T
             "description": "Works for a while.", "parallelSafe": parallel,
             "inputSchema": {"type": "object", "required": ["ms"], "additionalProperties": false, "properties": {
                 "ms": {"type": "integer"}, "exit": {"type": "integer"}, "size": {"type": "integer"},
+                "leaves": {"type": "integer"},
                 "deaf": {"type": "boolean"}}},
             "runner": {"command": {"argv": ["work", "{{ms}}"]}},
             "timeouts": {"hardSeconds": hard_seconds, "graceSeconds": 2}}
