@@ -38,7 +38,7 @@ const TIERS: &[Tier] = &[
     Tier {
         name: "fmt",
         checks: "rustfmt",
-        run: |_, _| cargo(&["fmt", "--all", "--check"]),
+        run: |_, _| cargo(&["fmt", "--all", "--check", "--", "--files-with-diff"]),
     },
     Tier {
         name: "gen",
