@@ -31,6 +31,9 @@ pub struct Binding {
     /// Version of the plan's form; an agent refuses one it does not know.
     #[schemars(range(min = 1, max = 1000))]
     pub plan_version: i64,
+    /// Since when the call waited for its slot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queued_at: Option<Time>,
     /// When the guard let it through.
     pub admitted_at: Time,
     /// SHA-256 of tool, generation and arguments in canonical form (RFC 8785), as hex.

@@ -269,7 +269,7 @@ pub struct ExecutionUsage {
     /// Milliseconds from start to end.
     #[serde(default)]
     pub wall_millis: i64,
-    /// Milliseconds from creation to the binding.
+    /// Milliseconds the call waited for its slot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queued_millis: Option<i64>,
 }

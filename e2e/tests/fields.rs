@@ -8,23 +8,29 @@ use fairlead_e2e::model::{Model, calls};
 use fairlead_e2e::namespace;
 use serde_json::json;
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_request_says_what_run_provider_and_tool_say() {
-    drop(fleet(1));
-    let ns = namespace("request").await;
-    let model = Model::start(vec![calls(&[("a", "look", "{}")])]).await;
-    made(&ns, &model.provider("model")).await;
+/// A Tool and a run on it, with every field that a request shows.
+fn looking() -> [serde_json::Value; 2] {
     let mut tool = shell_tool("look", "echo looked");
     tool["spec"]["description"] = json!("Looks around.");
     tool["spec"]["sideEffect"] = json!("Read");
-    made(&ns, &tool).await;
     let mut run = run_with("asks", "model", &["look"]);
     run["spec"]["input"] = json!("What is there?");
     run["spec"]["systemPrompt"] = json!("Be brief.");
     run["spec"]["model"] = json!({"providerRef": {"name": "model"}, "name": "big", "parameters": {"temperature": 0.5},
         "maxOutputTokens": 77});
     run["spec"]["serviceAccountName"] = json!("default");
-    made(&ns, &run).await;
+    [tool, run]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_says_what_run_provider_and_tool_say() {
+    drop(fleet(1));
+    let ns = namespace("request").await;
+    let model = Model::start(vec![calls(&[("a", "look", "{}")])]).await;
+    made(&ns, &model.provider("model")).await;
+    for object in looking() {
+        made(&ns, &object).await;
+    }
     let run = ended_run(&ns, "asks", SOON).await;
     assert_eq!(
         run.status.as_ref().unwrap().phase,

@@ -72,6 +72,16 @@ fn created(execution: &ToolExecution, now: Time) -> Time {
         .map_or(now, |t| t.0)
 }
 
+/// Since when an execution waits. The server's creation time has whole seconds only: within the first, it is now.
+fn waits_since(execution: &ToolExecution, now: Time) -> Time {
+    let created = created(execution, now);
+    if millis_between(created, now) < 1000 {
+        now
+    } else {
+        created
+    }
+}
+
 fn queue(world: &World, execution: &Arc<ToolExecution>, now: Time) -> Decision {
     let key = key_of(&execution.metadata);
     if world.waiting.contains_key(&key) {
@@ -83,7 +93,7 @@ fn queue(world: &World, execution: &Arc<ToolExecution>, now: Time) -> Decision {
     let waiter = Waiter {
         run: None,
         call: None,
-        since: created(execution, now),
+        since: waits_since(execution, now),
     };
     Decision::act(Action::Want {
         waiters: vec![(key, waiter)],

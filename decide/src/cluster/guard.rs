@@ -119,8 +119,8 @@ impl Refusal {
 }
 
 impl Authorized {
-    /// The binding of this call to a node. Its fence is empty: the executor draws it.
-    pub fn bind(self, node: &NodeLease, attempt: i64, term: i64, now: Time) -> Binding {
+    /// The binding of this call, which waited since `queued_at`, to a node. Its fence is empty: the executor draws it.
+    pub fn bind(self, node: &NodeLease, attempt: i64, term: i64, queued_at: Time, now: Time) -> Binding {
         Binding {
             node_name: node.name.clone(),
             incarnation: node.incarnation.clone(),
@@ -128,6 +128,7 @@ impl Authorized {
             fence: String::new(),
             term,
             plan_version: PLAN_VERSION,
+            queued_at: Some(queued_at.min(now)),
             admitted_at: now,
             call_digest: self.call_digest,
             decisions: self.decisions,

@@ -220,7 +220,7 @@ fn place(world: &World, key: &ObjectKey, slots: &mut Slots<'_>, term: i64, now: 
             create(world, waiter, key, spec_of(&view, call))
         }
         (Ok(authorized), Some(execution)) => {
-            let binding = bind(authorized, slots, term, now)?;
+            let binding = bind(authorized, slots, term, waiter.since, now)?;
             Some(Action::Bind {
                 execution: Arc::clone(execution),
                 binding: Box::new(binding),
@@ -229,7 +229,7 @@ fn place(world: &World, key: &ObjectKey, slots: &mut Slots<'_>, term: i64, now: 
         (Ok(authorized), None) => {
             let (view, call) = of_run(world, waiter)?;
             let mut spec = spec_of(&view, call);
-            spec.binding = Some(bind(authorized, slots, term, now)?);
+            spec.binding = Some(bind(authorized, slots, term, waiter.since, now)?);
             create(world, waiter, key, spec)
         }
     }
@@ -243,10 +243,11 @@ fn bind(
     authorized: Authorized,
     slots: &mut Slots<'_>,
     term: i64,
+    since: Time,
     now: Time,
 ) -> Option<fairlead_crds::Binding> {
     let lease = slots.take()?;
-    Some(authorized.bind(lease, 1, term, now))
+    Some(authorized.bind(lease, 1, term, since, now))
 }
 
 /// A call that has waited long enough is created unbound, so that it can be seen, and says why it waits.

@@ -238,7 +238,10 @@ impl<'a> Subjects<'a> {
         match turn::make(self.world, self.state, self.run, index, self.now) {
             Ok(action) => Decision::act(action),
             Err(missing) if turn::grace_ends(self.world, self.run, since) <= self.now => {
-                let message = format!("{} Then create the run again.", missing.message);
+                let message = format!(
+                    "{}. Then create the run again.",
+                    missing.message.trim_end_matches('.')
+                );
                 self.finish(&End::failed(failure(
                     FailureClass::Manual,
                     missing.reason,

@@ -22,7 +22,12 @@ pub fn in_phase(
     let mut status = run.status.clone().unwrap_or_default();
     count(state, &mut status);
     status.observed_generation = run.metadata.generation;
-    status.start_time = status.start_time.or(Some(now));
+    let first = state
+        .turns
+        .values()
+        .next()
+        .and_then(|t| t.status.as_ref()?.start_time);
+    status.start_time = status.start_time.or(first).or(Some(now));
     if status.phase != Some(phase) {
         let n = status.transitions.last().map_or(1, |t| t.n.saturating_add(1));
         status.transitions.push(Transition {

@@ -249,12 +249,9 @@ fn result(attempt: &Attempt) -> Option<ExecutionResult> {
 
 fn usage(attempt: &Attempt, object: &ToolExecution, start: Option<Time>, end: Time) -> ExecutionUsage {
     let collected = attempt.collected.as_deref();
-    let created = object
-        .metadata
-        .creation_timestamp
-        .as_ref()
-        .map(|created| created.0);
-    let admitted = object.spec.binding.as_ref().map(|binding| binding.admitted_at);
+    let binding = object.spec.binding.as_ref();
+    let admitted = binding.map(|binding| binding.admitted_at);
+    let queued = binding.and_then(|binding| binding.queued_at);
     let boot = |at: Moment| i64::try_from(at.boot_ms).unwrap_or(i64::MAX);
     let wall_millis = match (attempt.process.spawned, attempt.process.exited) {
         // The clock that nobody sets.
@@ -266,7 +263,7 @@ fn usage(attempt: &Attempt, object: &ToolExecution, start: Option<Time>, end: Ti
         memory_peak_bytes: collected.and_then(|collected| collected.memory_peak_bytes),
         pids_peak: collected.and_then(|collected| collected.pids_peak),
         wall_millis: wall_millis.max(0),
-        queued_millis: created
+        queued_millis: queued
             .zip(admitted)
             .map(|(from, to)| crate::time::millis_between(from, to).max(0)),
     }
