@@ -96,6 +96,22 @@ async fn three_turns_and_five_calls_keep_their_order_and_their_bytes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_models_text_is_kept_as_it_is_whatever_characters_it_holds() {
+    drop(fleet(1));
+    let ns = namespace("text").await;
+    let text = "del \u{7f}, next line \u{85}, separator \u{2028}, mark \u{feff}, nothing \u{1}, tab\t, umlaut ä, smile 😀.";
+    let model = Model::start(vec![json!({"role": "assistant", "content": text})]).await;
+    made(&ns, &model.provider("model")).await;
+    made(&ns, &run_with("wild", "model", &[])).await;
+    let run = ended_run(&ns, "wild", SOON).await;
+    let status = run.status.clone().unwrap();
+    assert_eq!(status.phase, Some(RunPhase::Succeeded), "{status:?}");
+    assert_eq!(status.answer.unwrap().text, text);
+    let turn = &turns_of(&ns, &run).await[0];
+    assert_eq!(turn.status.as_ref().unwrap().message.as_deref(), Some(text));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_turn_with_one_short_call_costs_exactly_five_writes() {
     drop(fleet(1));
     let ns = namespace("writes").await;

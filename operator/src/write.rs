@@ -5,6 +5,7 @@ use crate::sources::Observed;
 use fairlead_crds::names::{ANNOTATION_RUN_NAME, LABEL_RUN_UID, MANAGER_OPERATOR};
 use fairlead_crds::{AgentRun, AgentTurn, Binding, ToolExecution, ToolExecutionSpec};
 use fairlead_decide::cluster::{Action, Event, WriteFailure, WriteFailureKind, key_of};
+use fairlead_decide::output::yaml_safe;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::api::{
     DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions, ValidationDirective,
@@ -202,13 +203,30 @@ impl Executor {
             field_validation: Some(ValidationDirective::Strict),
             ..manager().force()
         };
-        match api.patch_status(&name, &params, &Patch::Apply(&patch)).await {
+        let path = K::url_path(&(), meta.namespace.as_deref());
+        match self.apply(&path, &name, &params, &patch).await {
             Ok(stored) => {
                 self.tell(event(Arc::new(stored)));
                 Ok(())
             }
             Err(error) => self.read_back(&api, &name, error, event).await,
         }
+    }
+
+    /// The client library's `patch_status`, but with a body that the server's YAML reader takes for what it is: a model's
+    /// text may hold characters that are JSON and not YAML.
+    async fn apply<K: DeserializeOwned>(
+        &self,
+        path: &str,
+        name: &str,
+        params: &PatchParams,
+        patch: &Value,
+    ) -> kube::Result<K> {
+        let request = Request::new(path)
+            .patch_subresource("status", name, params, &Patch::Apply(&()))
+            .map_err(kube::Error::BuildRequest)?;
+        let body = yaml_safe(patch.to_string()).into_bytes();
+        self.client.request(request.map(|_| body)).await
     }
 
     /// After a lost race the present object is read, so that the next decision is made on it.
