@@ -1,7 +1,7 @@
 //! The seven laws of the core, for the cluster half. The simulation checks those of a single decision at every one it
 //! makes; here they are tried on worlds that no story leads to.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 mod sim;
 
@@ -13,7 +13,11 @@ use sim::laws;
 use sim::worlds::{Odd, keys};
 
 fn settings() -> ProptestConfig {
-    ProptestConfig { cases: 1_000, failure_persistence: None, ..ProptestConfig::default() }
+    ProptestConfig {
+        cases: 1_000,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    }
 }
 
 proptest! {

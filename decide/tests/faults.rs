@@ -1,7 +1,7 @@
 //! Deliberate faults: each mistake that a core could make is found by a law or by the simulation, and by which of them
 //! stands here. `docs/testing.md` lists them.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 mod sim;
 
@@ -16,7 +16,10 @@ fn first_failure(seeds: u64, attempt: impl Fn(u64) -> Result<(), String>) -> Opt
         let text = match result {
             Ok(Ok(())) => return None,
             Ok(Err(text)) => text,
-            Err(cause) => cause.downcast_ref::<String>().cloned().unwrap_or_else(|| "panic".into()),
+            Err(cause) => cause
+                .downcast_ref::<String>()
+                .cloned()
+                .unwrap_or_else(|| "panic".into()),
         };
         Some((seed, text))
     })
@@ -27,7 +30,10 @@ fn is_caught(name: &str, says: &str, seeds: u64, attempt: impl Fn(u64) -> Result
         panic!("{name} was not found in {seeds} seeds");
     };
     println!("{name}: seed {seed}: {text}");
-    assert!(text.contains(says), "{name} was found at seed {seed}, but for another reason: {text}");
+    assert!(
+        text.contains(says),
+        "{name} was found at seed {seed}, but for another reason: {text}"
+    );
 }
 
 fn story(seed: u64, change: impl FnOnce(&mut Config)) -> Result<(), String> {
@@ -37,11 +43,15 @@ fn story(seed: u64, change: impl FnOnce(&mut Config)) -> Result<(), String> {
 }
 
 fn cluster(fault: ClusterFault, seeds: u64, says: &str) {
-    is_caught(&format!("{fault:?}"), says, seeds, |seed| story(seed, |c| c.cluster_fault = Some(fault)));
+    is_caught(&format!("{fault:?}"), says, seeds, |seed| {
+        story(seed, |c| c.cluster_fault = Some(fault))
+    });
 }
 
 fn node(fault: NodeFault, seeds: u64, says: &str) {
-    is_caught(&format!("{fault:?}"), says, seeds, |seed| story(seed, |c| c.node_fault = Some(fault)));
+    is_caught(&format!("{fault:?}"), says, seeds, |seed| {
+        story(seed, |c| c.node_fault = Some(fault))
+    });
 }
 
 // --- Total ---------------------------------------------------------------------------------------------------------
@@ -49,7 +59,9 @@ fn node(fault: NodeFault, seeds: u64, says: &str) {
 #[test]
 fn fault_assumes_the_lease_is_there_is_caught() {
     let fault = Some(ClusterFault::AssumesTheLeaseIsThere);
-    is_caught("AssumesTheLeaseIsThere", "no Lease of", 500, |seed| laws::single_decisions(seed, 40, fault));
+    is_caught("AssumesTheLeaseIsThere", "no Lease of", 500, |seed| {
+        laws::single_decisions(seed, 40, fault)
+    });
 }
 
 // --- Deterministic -------------------------------------------------------------------------------------------------
@@ -57,13 +69,17 @@ fn fault_assumes_the_lease_is_there_is_caught() {
 #[test]
 fn fault_acts_in_hash_order_is_caught() {
     let fault = Some(ClusterFault::ActsInHashOrder);
-    is_caught("ActsInHashOrder", "asked again", 500, |seed| laws::deterministic(seed, 40, fault));
+    is_caught("ActsInHashOrder", "asked again", 500, |seed| {
+        laws::deterministic(seed, 40, fault)
+    });
 }
 
 #[test]
 fn fault_believes_stale_watches_is_caught() {
     let fault = Some(ClusterFault::BelievesStaleWatches);
-    is_caught("BelievesStaleWatches", "in another order", 500, |seed| laws::deterministic(seed, 40, fault));
+    is_caught("BelievesStaleWatches", "in another order", 500, |seed| {
+        laws::deterministic(seed, 40, fault)
+    });
 }
 
 // --- Settles -------------------------------------------------------------------------------------------------------
@@ -71,7 +87,9 @@ fn fault_believes_stale_watches_is_caught() {
 #[test]
 fn fault_writes_again_and_again_is_caught() {
     let fault = Some(ClusterFault::WritesAgainAndAgain);
-    is_caught("WritesAgainAndAgain", "never settles", 50, |seed| laws::settles(seed, 20_000, fault));
+    is_caught("WritesAgainAndAgain", "never settles", 50, |seed| {
+        laws::settles(seed, 20_000, fault)
+    });
 }
 
 // --- Crash-safe ----------------------------------------------------------------------------------------------------
@@ -86,7 +104,11 @@ fn fault_leaves_foreign_turns_is_caught() {
 
 #[test]
 fn fault_renames_retries_is_caught() {
-    cluster(ClusterFault::RenamesRetries, 500, "no completed turn has that call");
+    cluster(
+        ClusterFault::RenamesRetries,
+        500,
+        "no completed turn has that call",
+    );
 }
 
 #[test]
@@ -103,14 +125,26 @@ fn fault_ignores_writes_in_flight_is_caught() {
 
 #[test]
 fn fault_dispatches_before_completion_is_caught() {
-    cluster(ClusterFault::DispatchesBeforeCompletion, 200, "before the turn is completed");
+    cluster(
+        ClusterFault::DispatchesBeforeCompletion,
+        200,
+        "before the turn is completed",
+    );
 }
 
 #[test]
 fn fault_forgets_load_sent_is_caught() {
     let fault = Some(ClusterFault::ForgetsLoadSent);
     is_caught("ForgetsLoadSent", "whose capacity is", 50, |seed| {
-        story(seed, |c| *c = Config { runs: 8, own: 6, capacity: 1, cluster_fault: fault, ..Config::calm(seed) })
+        story(seed, |c| {
+            *c = Config {
+                runs: 8,
+                own: 6,
+                capacity: 1,
+                cluster_fault: fault,
+                ..Config::calm(seed)
+            }
+        })
     });
 }
 
@@ -121,7 +155,11 @@ fn fault_binds_again_is_caught() {
 
 #[test]
 fn fault_drives_foreign_turns_is_caught() {
-    cluster(ClusterFault::DrivesForeignTurns, 300, "was not made by this process");
+    cluster(
+        ClusterFault::DrivesForeignTurns,
+        300,
+        "was not made by this process",
+    );
 }
 
 #[test]
@@ -131,7 +169,11 @@ fn fault_orphans_at_once_is_caught() {
 
 #[test]
 fn fault_writes_to_the_ended_is_caught() {
-    cluster(ClusterFault::WritesToTheEnded, 50, "has ended and would be written");
+    cluster(
+        ClusterFault::WritesToTheEnded,
+        50,
+        "has ended and would be written",
+    );
 }
 
 #[test]
@@ -183,5 +225,7 @@ fn fault_forgets_observations_is_caught() {
 #[test]
 fn fault_serves_the_first_only_is_caught() {
     let fault = ClusterFault::ServesTheFirstOnly;
-    is_caught("ServesTheFirstOnly", "starves", 3, |seed| sim::fair::check(seed, Some(fault)));
+    is_caught("ServesTheFirstOnly", "starves", 3, |seed| {
+        sim::fair::check(seed, Some(fault))
+    });
 }

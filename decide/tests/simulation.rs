@@ -2,6 +2,8 @@
 //!
 //! `SIM_SEEDS=n` runs that many, `SIM_SEED=x` just one, `SIM_STORY=1` prints what happened in one that failed.
 
+#![allow(clippy::unwrap_used, reason = "tests")]
+
 mod sim;
 
 use sim::Config;
@@ -38,9 +40,15 @@ fn every_story_ends_well() {
     #[allow(clippy::cast_precision_loss, reason = "a rate for people")]
     let rate = count as f64 / seconds;
     // Past the capture of the test harness: the rate is wanted of a good run too.
-    let line = format!("simulation: {count} seeds in {seconds:.1} s, {rate:.0} seeds/s, {decisions} decisions\n");
+    let line =
+        format!("simulation: {count} seeds in {seconds:.1} s, {rate:.0} seeds/s, {decisions} decisions\n");
     let _ = std::io::stderr().write_all(line.as_bytes());
-    assert!(failures.is_empty(), "{} stories went wrong:\n{}", failures.len(), failures.join("\n"));
+    assert!(
+        failures.is_empty(),
+        "{} stories went wrong:\n{}",
+        failures.len(),
+        failures.join("\n")
+    );
 }
 
 /// A turn with one short call costs five writes: the turn and its end, the execution and its end, the run's status. The
@@ -48,8 +56,16 @@ fn every_story_ends_well() {
 #[test]
 fn a_turn_with_one_call_costs_five_writes() {
     for turns in [1_i64, 3, 7] {
-        let mut config = Config { runs: 0, own: 0, ..Config::calm(turns.unsigned_abs()) };
-        config.mood = Mood { turns, errors: 0, plain: true };
+        let mut config = Config {
+            runs: 0,
+            own: 0,
+            ..Config::calm(turns.unsigned_abs())
+        };
+        config.mood = Mood {
+            turns,
+            errors: 0,
+            plain: true,
+        };
         let mut sim = Sim::new(config);
         sim.run_until(5_000).unwrap();
         let before: u64 = sim.api.writes.values().sum();
@@ -58,7 +74,12 @@ fn a_turn_with_one_call_costs_five_writes() {
         sim.at(5_000, Ev::User(Deed::CreateRun(Box::new(run))));
         sim.run().unwrap();
         let count: u64 = sim.api.writes.values().sum();
-        assert_eq!(count - before, turns.unsigned_abs() * 5 + 3, "{turns} turns: {:?}", sim.api.writes);
+        assert_eq!(
+            count - before,
+            turns.unsigned_abs() * 5 + 3,
+            "{turns} turns: {:?}",
+            sim.api.writes
+        );
     }
 }
 
@@ -74,7 +95,11 @@ fn no_run_starves() {
 #[test]
 fn a_seed_is_a_story() {
     for seed in [1, 7, 12] {
-        let tell = || sim::run(Config::of_seed(seed)).map(|s| (s.decisions, s.now, s.api.writes, s.effects)).ok();
+        let tell = || {
+            sim::run(Config::of_seed(seed))
+                .map(|s| (s.decisions, s.now, s.api.writes, s.effects))
+                .ok()
+        };
         assert_eq!(tell(), tell(), "seed {seed}");
     }
 }

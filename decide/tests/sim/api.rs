@@ -7,7 +7,9 @@ use super::rng::{Ms, Rng};
 use fairlead_crds::conditions;
 use fairlead_crds::values::Time;
 use fairlead_crds::*;
-use fairlead_decide::cluster::{Action, Event, NodeLease, ObjectKey, WriteFailure, WriteFailureKind, has_ended, key_of};
+use fairlead_decide::cluster::{
+    Action, Event, NodeLease, ObjectKey, WriteFailure, WriteFailureKind, has_ended, key_of,
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time as MetaTime};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -37,8 +39,14 @@ pub enum Kind {
 }
 
 impl Kind {
-    pub const ALL: [Self; KINDS] =
-        [Self::Run, Self::Turn, Self::Execution, Self::Tool, Self::Provider, Self::Node];
+    pub const ALL: [Self; KINDS] = [
+        Self::Run,
+        Self::Turn,
+        Self::Execution,
+        Self::Tool,
+        Self::Provider,
+        Self::Node,
+    ];
 }
 
 #[derive(Clone, Debug)]
@@ -111,7 +119,10 @@ pub struct Api {
 type Written = (Vec<Event>, Result<(), WriteFailure>);
 
 fn fail(kind: WriteFailureKind, message: impl Into<String>) -> WriteFailure {
-    WriteFailure { kind, message: message.into() }
+    WriteFailure {
+        kind,
+        message: message.into(),
+    }
 }
 
 /// What a node agent's write came to.
@@ -124,7 +135,11 @@ pub enum NodeWrite {
 
 impl Api {
     pub fn new(orphan_after_ms: Ms, calm: bool) -> Self {
-        Self { orphan_after_ms, calm, ..Self::default() }
+        Self {
+            orphan_after_ms,
+            calm,
+            ..Self::default()
+        }
     }
 
     fn violation(&mut self, text: String) {
@@ -147,7 +162,12 @@ impl Api {
 
     fn log(&mut self, kind: Kind, metadata: &ObjectMeta, object: Option<Object>) {
         let uid = metadata.uid.clone().unwrap_or_default();
-        self.logs[kind as usize].push(Change { kind, key: key_of(metadata), uid, object });
+        self.logs[kind as usize].push(Change {
+            kind,
+            key: key_of(metadata),
+            uid,
+            object,
+        });
     }
 
     fn count(&mut self, what: &'static str) {
@@ -173,8 +193,13 @@ impl Api {
     fn put_execution(&mut self, mut execution: ToolExecution) -> Arc<ToolExecution> {
         self.stamp(&mut execution.metadata);
         let execution = Arc::new(execution);
-        self.executions.insert(key_of(&execution.metadata), Arc::clone(&execution));
-        self.log(Kind::Execution, &execution.metadata, Some(Object::Execution(Arc::clone(&execution))));
+        self.executions
+            .insert(key_of(&execution.metadata), Arc::clone(&execution));
+        self.log(
+            Kind::Execution,
+            &execution.metadata,
+            Some(Object::Execution(Arc::clone(&execution))),
+        );
         execution
     }
 
@@ -221,18 +246,26 @@ impl Api {
     fn put_provider(&mut self, mut provider: ModelProvider) -> Arc<ModelProvider> {
         self.stamp(&mut provider.metadata);
         let provider = Arc::new(provider);
-        self.providers.insert(key_of(&provider.metadata), Arc::clone(&provider));
-        self.log(Kind::Provider, &provider.metadata, Some(Object::Provider(Arc::clone(&provider))));
+        self.providers
+            .insert(key_of(&provider.metadata), Arc::clone(&provider));
+        self.log(
+            Kind::Provider,
+            &provider.metadata,
+            Some(Object::Provider(Arc::clone(&provider))),
+        );
         provider
     }
 
     pub fn cancel_run(&mut self, key: &ObjectKey, now: Ms) {
-        let Some(mut run) = self.runs.get(key).map(|r| AgentRun::clone(r)) else { return };
+        let Some(mut run) = self.runs.get(key).map(|r| AgentRun::clone(r)) else {
+            return;
+        };
         if run.spec.desired_state.is_none() {
             run.spec.desired_state = Some(DesiredState::Cancelled);
             run.metadata.generation = run.metadata.generation.map(|g| g + 1);
             if !run_ended(&run) {
-                self.cancelled.insert(run.metadata.uid.clone().unwrap_or_default(), now);
+                self.cancelled
+                    .insert(run.metadata.uid.clone().unwrap_or_default(), now);
             }
             self.put_run(run);
         }
@@ -266,12 +299,21 @@ impl Api {
     /// What the garbage collector does once an owner is gone.
     pub fn delete_children(&mut self, uid: &str) {
         let of = |r: Option<&values::OwnedRef>| r.is_some_and(|r| r.uid == uid);
-        let executions: Vec<_> =
-            self.executions.iter().filter(|(_, x)| of(x.spec.run_ref.as_ref())).map(|(k, _)| k.clone()).collect();
+        let executions: Vec<_> = self
+            .executions
+            .iter()
+            .filter(|(_, x)| of(x.spec.run_ref.as_ref()))
+            .map(|(k, _)| k.clone())
+            .collect();
         for key in executions {
             self.delete_execution(&key);
         }
-        let turns: Vec<_> = self.turns.iter().filter(|(_, t)| t.spec.run_ref.uid == uid).map(|(k, _)| k.clone()).collect();
+        let turns: Vec<_> = self
+            .turns
+            .iter()
+            .filter(|(_, t)| t.spec.run_ref.uid == uid)
+            .map(|(k, _)| k.clone())
+            .collect();
         for key in turns {
             if let Some(turn) = self.turns.remove(&key) {
                 self.version += 1;
@@ -308,21 +350,32 @@ impl Api {
             Action::WriteRun { run, status } => self.write_run(run, status),
             Action::WriteTool { tool, status } => {
                 self.count("tool status");
-                let Some(mut stored) = self.tools.get(&key_of(&tool.metadata)).map(|t| Tool::clone(t)) else { return gone() };
+                let Some(mut stored) = self.tools.get(&key_of(&tool.metadata)).map(|t| Tool::clone(t)) else {
+                    return gone();
+                };
                 stored.status = Some(ToolStatus::clone(status));
                 (vec![Event::Tool(self.put_tool(stored))], Ok(()))
             }
             Action::WriteProvider { provider, status } => {
                 self.count("provider status");
                 let key = key_of(&provider.metadata);
-                let Some(mut stored) = self.providers.get(&key).map(|p| ModelProvider::clone(p)) else { return gone() };
+                let Some(mut stored) = self.providers.get(&key).map(|p| ModelProvider::clone(p)) else {
+                    return gone();
+                };
                 stored.status = Some(ModelProviderStatus::clone(status));
                 (vec![Event::Provider(self.put_provider(stored))], Ok(()))
             }
             Action::CheckProvider { provider } => {
                 let generation = provider.metadata.generation.unwrap_or(0);
                 let key = key_of(&provider.metadata);
-                (vec![Event::ProviderChecked { key, generation, fault: None }], Ok(()))
+                (
+                    vec![Event::ProviderChecked {
+                        key,
+                        generation,
+                        fault: None,
+                    }],
+                    Ok(()),
+                )
             }
             Action::DeleteRun { run } => {
                 self.count("run delete");
@@ -330,7 +383,10 @@ impl Api {
                 match self.runs.get(&key_of(&run.metadata)) {
                     Some(stored) if stored.metadata.uid == run.metadata.uid => {
                         if !run_ended(stored) {
-                            self.violation(format!("a run was deleted that had not ended: {}", key_of(&run.metadata)));
+                            self.violation(format!(
+                                "a run was deleted that had not ended: {}",
+                                key_of(&run.metadata)
+                            ));
                         }
                         self.delete_run(&key_of(&run.metadata));
                         (Vec::new(), Ok(()))
@@ -343,7 +399,10 @@ impl Api {
                 match self.executions.get(&key_of(&execution.metadata)) {
                     Some(stored) if stored.metadata.uid == execution.metadata.uid => {
                         if !has_ended(stored) {
-                            self.violation(format!("{} was deleted before its end", key_of(&execution.metadata)));
+                            self.violation(format!(
+                                "{} was deleted before its end",
+                                key_of(&execution.metadata)
+                            ));
                         }
                         self.delete_execution(&key_of(&execution.metadata));
                         (Vec::new(), Ok(()))
@@ -363,14 +422,25 @@ impl Api {
             return (told, Err(fail(WriteFailureKind::Conflict, "AlreadyExists")));
         }
         self.count("turn create");
-        if self.runs.get(&key_of(&run.metadata)).is_none_or(|r| r.metadata.uid != run.metadata.uid) {
+        if self
+            .runs
+            .get(&key_of(&run.metadata))
+            .is_none_or(|r| r.metadata.uid != run.metadata.uid)
+        {
             self.ownerless.push(spec.run_ref.uid.clone());
         }
         self.check_turn_start(run, spec);
         // Longer than all pauses of a leader and delays of a watch.
         let bound = 3 * self.behind_ms + 15_000;
-        if let Some(at) = self.cancelled.get(&spec.run_ref.uid).filter(|at| now > **at + bound) {
-            self.violation(format!("turn {} of a run that was cancelled at {at} ms is made", spec.index));
+        if let Some(at) = self
+            .cancelled
+            .get(&spec.run_ref.uid)
+            .filter(|at| now > **at + bound)
+        {
+            self.violation(format!(
+                "turn {} of a run that was cancelled at {at} ms is made",
+                spec.index
+            ));
         }
         let mut turn = AgentTurn::new(name, spec.clone());
         turn.metadata.namespace = Some(namespace);
@@ -380,10 +450,19 @@ impl Api {
 
     fn check_turn_start(&mut self, run: &AgentRun, spec: &AgentTurnSpec) {
         let uid = run.metadata.uid.clone().unwrap_or_default();
-        let others: Vec<_> = self.turns.values().filter(|t| t.spec.run_ref.uid == uid).cloned().collect();
+        let others: Vec<_> = self
+            .turns
+            .values()
+            .filter(|t| t.spec.run_ref.uid == uid)
+            .cloned()
+            .collect();
         for other in others {
             if turn_phase(&other) == TurnPhase::Requesting {
-                let text = format!("turn {} is created beside {}, which is not closed", spec.index, name(&other.metadata));
+                let text = format!(
+                    "turn {} is created beside {}, which is not closed",
+                    spec.index,
+                    name(&other.metadata)
+                );
                 // A deposed leader's create may land late; within one undisturbed process never.
                 if self.calm {
                     self.violation(text);
@@ -394,14 +473,22 @@ impl Api {
 
     fn end_turn(&mut self, turn: &AgentTurn, status: &AgentTurnStatus) -> Written {
         let key = key_of(&turn.metadata);
-        let Some(stored) = self.turns.get(&key).cloned() else { return gone() };
+        let Some(stored) = self.turns.get(&key).cloned() else {
+            return gone();
+        };
         if stored.metadata.resource_version != turn.metadata.resource_version {
             let told = vec![Event::Turn(stored)];
-            return (told, Err(fail(WriteFailureKind::Conflict, "the object has been modified")));
+            return (
+                told,
+                Err(fail(WriteFailureKind::Conflict, "the object has been modified")),
+            );
         }
         if turn_phase(&stored).is_terminal() {
             self.violation(format!("the end of turn {key} is written again"));
-            return (vec![Event::Turn(stored)], Err(fail(WriteFailureKind::Invalid, "a turn that has ended is final")));
+            return (
+                vec![Event::Turn(stored)],
+                Err(fail(WriteFailureKind::Invalid, "a turn that has ended is final")),
+            );
         }
         self.count("turn end");
         let mut ended = AgentTurn::clone(&stored);
@@ -413,7 +500,10 @@ impl Api {
                     && turn_phase(t) == TurnPhase::Completed
             });
             if twin {
-                self.violation(format!("turn {} of {} is completed twice", turn.spec.index, turn.spec.run_ref.name));
+                self.violation(format!(
+                    "turn {} of {} is completed twice",
+                    turn.spec.index, turn.spec.run_ref.name
+                ));
             }
         }
         (vec![Event::Turn(self.put_turn(ended))], Ok(()))
@@ -434,9 +524,16 @@ impl Api {
             if same {
                 return (vec![Event::Execution(Arc::clone(stored))], Ok(()));
             }
-            return (Vec::new(), Err(fail(WriteFailureKind::Conflict, "the name is taken")));
+            return (
+                Vec::new(),
+                Err(fail(WriteFailureKind::Conflict, "the name is taken")),
+            );
         }
-        if self.runs.get(&key_of(&run.metadata)).is_none_or(|r| r.metadata.uid != run.metadata.uid) {
+        if self
+            .runs
+            .get(&key_of(&run.metadata))
+            .is_none_or(|r| r.metadata.uid != run.metadata.uid)
+        {
             self.ownerless.extend(run.metadata.uid.clone());
         }
         let ownerless = !self.ownerless.is_empty();
@@ -462,7 +559,10 @@ impl Api {
     fn policy_of_the_term(&self, binding: &Binding) -> Option<WriteFailure> {
         let present = self.leader.transitions;
         (binding.term != present).then(|| {
-            fail(WriteFailureKind::Forbidden, format!("the term of the leader is {present}, not {}", binding.term))
+            fail(
+                WriteFailureKind::Forbidden,
+                format!("the term of the leader is {present}, not {}", binding.term),
+            )
         })
     }
 
@@ -474,10 +574,14 @@ impl Api {
         let turn = self
             .turns
             .values()
-            .find(|t| t.spec.run_ref.uid == uid && t.spec.index == index && turn_phase(t) == TurnPhase::Completed)
+            .find(|t| {
+                t.spec.run_ref.uid == uid && t.spec.index == index && turn_phase(t) == TurnPhase::Completed
+            })
             .cloned();
         let Some(turn) = turn else {
-            self.violation(format!("call {call_id} of turn {index} is made before the turn is completed"));
+            self.violation(format!(
+                "call {call_id} of turn {index} is made before the turn is completed"
+            ));
             return;
         };
         let status = turn.status.clone().unwrap_or_default();
@@ -485,9 +589,17 @@ impl Api {
             self.violation(format!("call {call_id} is not in turn {index}"));
             return;
         };
-        let waited = status.completion_time.is_some_and(|t| ms(t) + run.spec.tool_wait_seconds * 1000 <= now);
-        for earlier in status.tool_calls.iter().filter(|c| c.stage < call.stage && !waited) {
-            let Some(name) = &earlier.execution_name else { continue };
+        let waited = status
+            .completion_time
+            .is_some_and(|t| ms(t) + run.spec.tool_wait_seconds * 1000 <= now);
+        for earlier in status
+            .tool_calls
+            .iter()
+            .filter(|c| c.stage < call.stage && !waited)
+        {
+            let Some(name) = &earlier.execution_name else {
+                continue;
+            };
             let key = ObjectKey::new(run.metadata.namespace.clone().unwrap_or_default(), name.clone());
             if self.executions.get(&key).is_none_or(|x| !has_ended(x)) {
                 self.violation(format!(
@@ -496,13 +608,20 @@ impl Api {
                 ));
             }
         }
-        if self.calm && self.runs.get(&key_of(&run.metadata)).is_some_and(|r| run_ended(r)) {
+        if self.calm
+            && self
+                .runs
+                .get(&key_of(&run.metadata))
+                .is_some_and(|r| run_ended(r))
+        {
             self.violation(format!("call {call_id} is made after its run has ended"));
         }
     }
 
     fn check_capacity(&mut self, execution: &ToolExecution) {
-        let Some(node) = execution.spec.binding.as_ref().map(|b| b.node_name.clone()) else { return };
+        let Some(node) = execution.spec.binding.as_ref().map(|b| b.node_name.clone()) else {
+            return;
+        };
         let live = self
             .executions
             .values()
@@ -510,30 +629,46 @@ impl Api {
             .count();
         let capacity = self.nodes.get(&node).map_or(0, |n| n.capacity);
         if self.calm && live > capacity {
-            self.violation(format!("{live} executions are bound to node {node}, whose capacity is {capacity}"));
+            self.violation(format!(
+                "{live} executions are bound to node {node}, whose capacity is {capacity}"
+            ));
         }
     }
 
     fn bind(&mut self, execution: &ToolExecution, binding: &Binding, rng: &mut Rng) -> Written {
         let key = key_of(&execution.metadata);
-        let Some(stored) = self.executions.get(&key).cloned() else { return gone() };
+        let Some(stored) = self.executions.get(&key).cloned() else {
+            return gone();
+        };
         if stored.metadata.resource_version != execution.metadata.resource_version {
             let told = vec![Event::Execution(stored)];
-            return (told, Err(fail(WriteFailureKind::Conflict, "the object has been modified")));
+            return (
+                told,
+                Err(fail(WriteFailureKind::Conflict, "the object has been modified")),
+            );
         }
         if let Some(failure) = self.policy_of_the_term(binding) {
             return (Vec::new(), Err(failure));
         }
         if stored.spec.binding.is_some() {
             self.violation(format!("{key} is bound again"));
-            return (Vec::new(), Err(fail(WriteFailureKind::Invalid, "once set, changes only with a higher attempt")));
+            return (
+                Vec::new(),
+                Err(fail(
+                    WriteFailureKind::Invalid,
+                    "once set, changes only with a higher attempt",
+                )),
+            );
         }
         if has_ended(&stored) || stored.spec.desired_state.is_some() {
             self.violation(format!("{key} is bound though it has ended or is to stop"));
         }
         self.count("execution bind");
         let mut bound = ToolExecution::clone(&stored);
-        bound.spec.binding = Some(Binding { fence: rng.hex(16), ..binding.clone() });
+        bound.spec.binding = Some(Binding {
+            fence: rng.hex(16),
+            ..binding.clone()
+        });
         bound.metadata.generation = bound.metadata.generation.map(|g| g + 1);
         let stored = self.put_execution(bound);
         self.check_capacity(&stored);
@@ -542,7 +677,11 @@ impl Api {
 
     fn cancel(&mut self, execution: &ToolExecution) -> Written {
         let key = key_of(&execution.metadata);
-        if self.executions.get(&key).is_none_or(|x| x.metadata.uid != execution.metadata.uid) {
+        if self
+            .executions
+            .get(&key)
+            .is_none_or(|x| x.metadata.uid != execution.metadata.uid)
+        {
             return gone();
         }
         self.count("execution cancel");
@@ -550,15 +689,27 @@ impl Api {
         (told.into_iter().collect(), Ok(()))
     }
 
-    fn write_execution(&mut self, execution: &ToolExecution, status: &ToolExecutionStatus, now: Ms) -> Written {
+    fn write_execution(
+        &mut self,
+        execution: &ToolExecution,
+        status: &ToolExecutionStatus,
+        now: Ms,
+    ) -> Written {
         let key = key_of(&execution.metadata);
-        let Some(stored) = self.executions.get(&key).cloned() else { return gone() };
+        let Some(stored) = self.executions.get(&key).cloned() else {
+            return gone();
+        };
         if stored.metadata.resource_version != execution.metadata.resource_version {
             let told = vec![Event::Execution(stored)];
-            return (told, Err(fail(WriteFailureKind::Conflict, "the object has been modified")));
+            return (
+                told,
+                Err(fail(WriteFailureKind::Conflict, "the object has been modified")),
+            );
         }
         if has_ended(&stored) {
-            self.violation(format!("the operator writes the status of {key}, which has ended"));
+            self.violation(format!(
+                "the operator writes the status of {key}, which has ended"
+            ));
         }
         if status.phase == Some(ExecutionPhase::Orphaned) {
             self.check_orphan(&stored, now);
@@ -585,9 +736,16 @@ impl Api {
         let moved = self.lease_moved.get(&node).copied().unwrap_or(0);
         // The last renewal may not have been seen yet.
         let before = self.lease_stood.get(&node).copied().unwrap_or(0);
-        let stood = if now - moved < self.behind_ms { before.max(now - moved) } else { now - moved };
+        let stood = if now - moved < self.behind_ms {
+            before.max(now - moved)
+        } else {
+            now - moved
+        };
         if stood + self.behind_ms < self.orphan_after_ms {
-            self.violation(format!("{} is orphaned although node {node} is alive", key_of(&stored.metadata)));
+            self.violation(format!(
+                "{} is orphaned although node {node} is alive",
+                key_of(&stored.metadata)
+            ));
         }
     }
 
@@ -602,7 +760,9 @@ impl Api {
         if ended != new.completion_time.is_some() {
             return Err("completionTime: set exactly when the phase is terminal".into());
         }
-        if old.completion_time.is_some() && (old.completion_time != new.completion_time || old.output != new.output) {
+        if old.completion_time.is_some()
+            && (old.completion_time != new.completion_time || old.output != new.output)
+        {
             return Err("completionTime and output are final".into());
         }
         if new.phase == Some(ExecutionPhase::Running) && new.start_time.is_none() {
@@ -619,14 +779,21 @@ impl Api {
 
     fn write_run(&mut self, run: &AgentRun, status: &AgentRunStatus) -> Written {
         let key = key_of(&run.metadata);
-        let Some(stored) = self.runs.get(&key).filter(|r| r.metadata.uid == run.metadata.uid).cloned() else {
+        let Some(stored) = self
+            .runs
+            .get(&key)
+            .filter(|r| r.metadata.uid == run.metadata.uid)
+            .cloned()
+        else {
             return gone();
         };
         let old = stored.status.clone().unwrap_or_default();
         let ended = status.phase.is_some_and(RunPhase::is_terminal);
         let reason = match old.phase.filter(|p| p.is_terminal()) {
             Some(phase) if status.phase != Some(phase) => Some("a terminal phase is final"),
-            _ if ended != status.completion_time.is_some() => Some("completionTime: set exactly when terminal"),
+            _ if ended != status.completion_time.is_some() => {
+                Some("completionTime: set exactly when terminal")
+            }
             _ => None,
         };
         if let Some(reason) = reason {
@@ -642,8 +809,14 @@ impl Api {
     }
 
     fn check_run_end(&mut self, run: &AgentRun) {
-        let of = |x: &&Arc<ToolExecution>| x.spec.run_ref.as_ref().map(|r| &r.uid) == run.metadata.uid.as_ref();
-        let live = self.executions.values().filter(of).find(|x| !has_ended(x)).map(|x| key_of(&x.metadata));
+        let of =
+            |x: &&Arc<ToolExecution>| x.spec.run_ref.as_ref().map(|r| &r.uid) == run.metadata.uid.as_ref();
+        let live = self
+            .executions
+            .values()
+            .filter(of)
+            .find(|x| !has_ended(x))
+            .map(|x| key_of(&x.metadata));
         if let Some(live) = live {
             self.violation(format!("run {} ends while {live} is live", key_of(&run.metadata)));
         }
@@ -651,8 +824,19 @@ impl Api {
 
     // --- What a node agent does ------------------------------------------------------------------------------------
 
-    pub fn node_write(&mut self, node: &str, key: &ObjectKey, uid: &str, status: &ToolExecutionStatus) -> NodeWrite {
-        let Some(stored) = self.executions.get(key).filter(|x| x.metadata.uid.as_deref() == Some(uid)).cloned() else {
+    pub fn node_write(
+        &mut self,
+        node: &str,
+        key: &ObjectKey,
+        uid: &str,
+        status: &ToolExecutionStatus,
+    ) -> NodeWrite {
+        let Some(stored) = self
+            .executions
+            .get(key)
+            .filter(|x| x.metadata.uid.as_deref() == Some(uid))
+            .cloned()
+        else {
             return NodeWrite::NotFound;
         };
         let Some(binding) = stored.spec.binding.as_ref().filter(|b| b.node_name == node) else {
@@ -681,8 +865,16 @@ impl Api {
     pub fn calls(&self) -> BTreeMap<(String, String), Vec<(String, String)>> {
         let mut calls: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for execution in self.executions.values().chain(&self.deleted) {
-            if let Some((run, call)) = execution.spec.run_ref.as_ref().zip(execution.spec.call_id.clone()) {
-                let this = (name(&execution.metadata), execution.metadata.uid.clone().unwrap_or_default());
+            if let Some((run, call)) = execution
+                .spec
+                .run_ref
+                .as_ref()
+                .zip(execution.spec.call_id.clone())
+            {
+                let this = (
+                    name(&execution.metadata),
+                    execution.metadata.uid.clone().unwrap_or_default(),
+                );
                 calls.entry((run.uid.clone(), call)).or_default().push(this);
             }
         }
@@ -699,11 +891,17 @@ pub fn name(metadata: &ObjectMeta) -> String {
 }
 
 pub fn run_ended(run: &AgentRun) -> bool {
-    run.status.as_ref().and_then(|s| s.phase).is_some_and(RunPhase::is_terminal)
+    run.status
+        .as_ref()
+        .and_then(|s| s.phase)
+        .is_some_and(RunPhase::is_terminal)
 }
 
 pub fn turn_phase(turn: &AgentTurn) -> TurnPhase {
-    turn.status.as_ref().and_then(|s| s.phase).unwrap_or(TurnPhase::Requesting)
+    turn.status
+        .as_ref()
+        .and_then(|s| s.phase)
+        .unwrap_or(TurnPhase::Requesting)
 }
 
 /// A forced server-side apply: the manager holds exactly what it applied, and the other loses what was taken over.
@@ -712,10 +910,26 @@ fn apply(mine: &mut ToolExecutionStatus, other: &mut ToolExecutionStatus, status
     macro_rules! take {
         ($($field:ident),+) => { $( if status.$field.is_some() && other.$field != status.$field { other.$field = None; } )+ };
     }
-    take!(fence, phase, reason, message, error_class, outcome, start_time, completion_time, node_name, incarnation, output);
+    take!(
+        fence,
+        phase,
+        reason,
+        message,
+        error_class,
+        outcome,
+        start_time,
+        completion_time,
+        node_name,
+        incarnation,
+        output
+    );
     take!(stored, result, usage, isolation, cleanup);
-    other.conditions.retain(|c| conditions::find(&status.conditions, &c.type_).is_none());
-    other.attempts.retain(|a| !status.attempts.iter().any(|b| a.n == b.n));
+    other
+        .conditions
+        .retain(|c| conditions::find(&status.conditions, &c.type_).is_none());
+    other
+        .attempts
+        .retain(|a| !status.attempts.iter().any(|b| a.n == b.n));
 }
 
 fn merged(documents: &Documents) -> ToolExecutionStatus {
@@ -724,7 +938,19 @@ fn merged(documents: &Documents) -> ToolExecutionStatus {
     macro_rules! join {
         ($($field:ident),+) => { $( status.$field = status.$field.take().or_else(|| b.$field.clone()); )+ };
     }
-    join!(fence, phase, reason, message, error_class, outcome, start_time, completion_time, node_name, incarnation, output);
+    join!(
+        fence,
+        phase,
+        reason,
+        message,
+        error_class,
+        outcome,
+        start_time,
+        completion_time,
+        node_name,
+        incarnation,
+        output
+    );
     join!(stored, result, usage, isolation, cleanup);
     status.conditions.extend(b.conditions.iter().cloned());
     status.conditions.sort_by(|x, y| x.type_.cmp(&y.type_));

@@ -1,10 +1,10 @@
 //! What a story is made of, drawn from its seed.
 
+use super::api::Kind;
 use super::faults::{ClusterFault, NodeFault};
 use super::model::Mood;
 use super::rng::{Ms, Rng};
 use super::{Ev, Sim};
-use super::api::Kind;
 
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -54,7 +54,11 @@ impl Config {
             capacity: 8,
             runs: 3,
             own: 1,
-            mood: Mood { turns: 4, errors: 0, plain: false },
+            mood: Mood {
+                turns: 4,
+                errors: 0,
+                plain: false,
+            },
             calm: true,
             patient: true,
             latency_ms: 8,
@@ -88,7 +92,7 @@ impl Config {
         config.own = rng.range(0, 4);
         config.patient = rng.chance(300);
         config.mood.errors = if rng.chance(500) { 100 } else { 0 };
-        if seed % 8 == 0 {
+        if seed.is_multiple_of(8) {
             return config;
         }
         config.calm = false;
@@ -101,7 +105,13 @@ impl Config {
         config.duplicates = some(&[0, 50, 200]);
         config.crash_inside = some(&[0, 0, 10, 60]);
         config.start_failures = some(&[0, 0, 20]);
-        let mut often = |most: i64| if rng.chance(500) { rng.range(0, most + 1) } else { 0 };
+        let mut often = |most: i64| {
+            if rng.chance(500) {
+                rng.range(0, most + 1)
+            } else {
+                0
+            }
+        };
         config.operator_crashes = often(4);
         config.operator_pauses = often(3);
         config.agent_crashes = often(4);

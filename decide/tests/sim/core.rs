@@ -16,7 +16,10 @@ pub struct Core {
 
 impl Core {
     pub fn new(settings: Settings, fault: Option<ClusterFault>) -> Self {
-        Self { world: World::new(settings), fault }
+        Self {
+            world: World::new(settings),
+            fault,
+        }
     }
 
     pub fn absorb(&mut self, event: Event, now: Time) -> BTreeSet<Key> {
@@ -43,7 +46,10 @@ pub struct NodeCore {
 
 impl NodeCore {
     pub fn new(node: node::Node, fault: Option<NodeFault>) -> Self {
-        Self { world: node::World::new(node), fault }
+        Self {
+            world: node::World::new(node),
+            fault,
+        }
     }
 
     pub fn absorb(&mut self, event: node::Event) -> Vec<node::Key> {

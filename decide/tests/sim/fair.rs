@@ -1,10 +1,10 @@
 //! Whether many runs that want the same get the same: nobody starves.
 
 use super::api::run_ended;
+use super::faults::ClusterFault;
 use super::model::Mood;
 use super::users::Deed;
 use super::{Config, Ev, Sim, users};
-use super::faults::ClusterFault;
 use serde_json::json;
 
 /// Runs of the story; far more than there are places.
@@ -18,11 +18,19 @@ pub fn check(seed: u64, fault: Option<ClusterFault>) -> Result<(), String> {
     config.runs = 0;
     config.own = 0;
     config.capacity = 2;
-    config.mood = Mood { turns: TURNS, errors: 0, plain: true };
+    config.mood = Mood {
+        turns: TURNS,
+        errors: 0,
+        plain: true,
+    };
     config.cluster_fault = fault;
     let mut sim = Sim::new(config);
     for n in 0..RUNS {
-        let run = users::run("a", &format!("run-{n}"), json!({"toolWaitSeconds": 600, "limits": {"deadlineSeconds": 7200}}));
+        let run = users::run(
+            "a",
+            &format!("run-{n}"),
+            json!({"toolWaitSeconds": 600, "limits": {"deadlineSeconds": 7200}}),
+        );
         sim.users_left += 1;
         sim.at(2_000, Ev::User(Deed::CreateRun(Box::new(run))));
     }
@@ -34,10 +42,16 @@ pub fn check(seed: u64, fault: Option<ClusterFault>) -> Result<(), String> {
             return Err("no run ends within an hour".into());
         }
     }
-    let turns = sim.api.runs.values().map(|r| r.status.as_ref().map_or(0, |s| s.turns));
+    let turns = sim
+        .api
+        .runs
+        .values()
+        .map(|r| r.status.as_ref().map_or(0, |s| s.turns));
     let (least, most) = turns.fold((i64::MAX, 0), |(least, most), n| (least.min(n), most.max(n)));
     if most > 2 * least {
-        return Err(format!("a run starves: the first has {most} turns, the last {least}"));
+        return Err(format!(
+            "a run starves: the first has {most} turns, the last {least}"
+        ));
     }
     Ok(())
 }

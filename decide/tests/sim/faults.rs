@@ -62,14 +62,22 @@ impl ClusterFault {
                     Action::EndTurn { turn, status } if status.phase == Some(TurnPhase::Completed) => {
                         let mut turn = fairlead_crds::AgentTurn::clone(turn);
                         turn.status = Some(fairlead_crds::AgentTurnStatus::clone(status));
-                        let version = turn.metadata.resource_version.as_deref().and_then(|v| v.parse::<u64>().ok());
+                        let version = turn
+                            .metadata
+                            .resource_version
+                            .as_deref()
+                            .and_then(|v| v.parse::<u64>().ok());
                         turn.metadata.resource_version = version.map(|v| (v + 1).to_string());
                         Some(Arc::new(turn))
                     }
                     _ => None,
                 };
                 let mut dirty = world.absorb(Event::Started(action), now);
-                dirty.extend(early.map(|turn| world.absorb(Event::Turn(turn), now)).unwrap_or_default());
+                dirty.extend(
+                    early
+                        .map(|turn| world.absorb(Event::Turn(turn), now))
+                        .unwrap_or_default(),
+                );
                 dirty
             }
             (Self::ForgetsLoadSent, Event::Started(action)) => {
@@ -121,10 +129,17 @@ impl ClusterFault {
             Self::DrivesForeignTurns => {
                 let mut world = world.clone();
                 for state in world.runs.values_mut().filter(|s| s.request.is_none()) {
-                    let turn = state.turns.values().next_back().and_then(|t| t.metadata.name.clone());
+                    let turn = state
+                        .turns
+                        .values()
+                        .next_back()
+                        .and_then(|t| t.metadata.name.clone());
                     state.request = turn.map(|turn| Request {
                         turn,
-                        state: RequestState::Idle { not_before: None, last_error: None },
+                        state: RequestState::Idle {
+                            not_before: None,
+                            last_error: None,
+                        },
                         tries: 0,
                     });
                 }
@@ -151,7 +166,10 @@ impl ClusterFault {
                     }
                 }
                 for waiter in world.waiting.values_mut() {
-                    let place = waiter.run.as_deref().and_then(|r| r.rsplit('-').next()?.parse::<i64>().ok());
+                    let place = waiter
+                        .run
+                        .as_deref()
+                        .and_then(|r| r.rsplit('-').next()?.parse::<i64>().ok());
                     waiter.since = Time::from_second(place.unwrap_or(0)).unwrap_or(now);
                 }
                 return cluster::decide(&world, key, now);
@@ -160,7 +178,11 @@ impl ClusterFault {
                 let named = world.executions.values().filter_map(|x| x.spec.binding.as_ref());
                 for binding in named {
                     let node = world.nodes.get(&binding.node_name);
-                    assert!(node.is_none_or(|n| n.lease.is_some()), "no Lease of {}", binding.node_name);
+                    assert!(
+                        node.is_none_or(|n| n.lease.is_some()),
+                        "no Lease of {}",
+                        binding.node_name
+                    );
                 }
             }
             _ => {}
@@ -193,19 +215,31 @@ impl ClusterFault {
                 if let Key::Execution(key) = key
                     && let Some(execution) = world.executions.get(key).filter(|x| has_ended(x))
                     && decision.actions.is_empty()
-                    && world.writes.blocked(&cluster::Subject::Execution(key.clone()), now).is_none()
+                    && world
+                        .writes
+                        .blocked(&cluster::Subject::Execution(key.clone()), now)
+                        .is_none()
                 {
                     let status = Box::new(execution.status.clone().unwrap_or_default());
-                    decision.actions.push(Action::WriteExecution { execution: Arc::clone(execution), status });
+                    decision.actions.push(Action::WriteExecution {
+                        execution: Arc::clone(execution),
+                        status,
+                    });
                 }
             }
             Self::WritesAgainAndAgain => {
                 if let Key::Tool(key) = key
                     && let Some(state) = world.tools.get(key)
-                    && world.writes.blocked(&cluster::Subject::Tool(key.clone()), now).is_none()
+                    && world
+                        .writes
+                        .blocked(&cluster::Subject::Tool(key.clone()), now)
+                        .is_none()
                 {
                     let status = Box::new(state.object.status.clone().unwrap_or_default());
-                    decision.actions = vec![Action::WriteTool { tool: Arc::clone(&state.object), status }];
+                    decision.actions = vec![Action::WriteTool {
+                        tool: Arc::clone(&state.object),
+                        status,
+                    }];
                 }
             }
             Self::ForgetsObservations => {
@@ -219,7 +253,11 @@ impl ClusterFault {
                 for action in &mut decision.actions {
                     if let Action::CreateExecution { run, name, .. } = action {
                         let key = cluster::ObjectKey::new(key_of(&run.metadata).namespace, name.clone());
-                        if world.writes.last_failure(&cluster::Subject::Execution(key)).is_some() {
+                        if world
+                            .writes
+                            .last_failure(&cluster::Subject::Execution(key))
+                            .is_some()
+                        {
                             name.push_str("-again");
                         }
                     }
@@ -250,14 +288,23 @@ impl NodeFault {
                 snapshot.entries.clear();
                 world.absorb(node::Event::Resynced(snapshot))
             }
-            (Self::ReportsBeforeEmpty, node::Event::Process { key, fact: node::ProcessFact::Exited(exit) }) => {
+            (
+                Self::ReportsBeforeEmpty,
+                node::Event::Process {
+                    key,
+                    fact: node::ProcessFact::Exited(exit),
+                },
+            ) => {
                 let mut keys = Vec::new();
                 for fact in [
                     node::ProcessFact::Exited(exit),
                     node::ProcessFact::Emptied(exit.at),
                     node::ProcessFact::Drained,
                 ] {
-                    keys = world.absorb(node::Event::Process { key: key.clone(), fact });
+                    keys = world.absorb(node::Event::Process {
+                        key: key.clone(),
+                        fact,
+                    });
                 }
                 keys
             }

@@ -8,7 +8,8 @@ use super::rng::Rng;
 use super::worlds::{Odd, keys};
 use super::{Config, Sim, users};
 use fairlead_crds::{
-    AgentRun, Cleanup, ExecutionOutput, ExecutionPhase, Outcome, ToolExecution, ToolExecutionStatus, TurnUsage,
+    AgentRun, Cleanup, ExecutionOutput, ExecutionPhase, Outcome, ToolExecution, ToolExecutionStatus,
+    TurnUsage,
 };
 use fairlead_decide::cluster::{Action, Decision, Event, Key, NodeLease, Settings, has_ended, key_of};
 use fairlead_decide::model::{ModelResponse, RawCall};
@@ -121,7 +122,13 @@ pub fn single_decisions(seed: u64, size: usize, fault: Option<ClusterFault>) -> 
             for action in decision.actions {
                 core.absorb(Event::Started(Box::new(action.clone())), time(at));
                 if odd.rng.chance(300) {
-                    core.absorb(Event::Ended { action: Box::new(action), result: Ok(()) }, time(at));
+                    core.absorb(
+                        Event::Ended {
+                            action: Box::new(action),
+                            result: Ok(()),
+                        },
+                        time(at),
+                    );
                 }
             }
         }
@@ -160,7 +167,12 @@ pub fn observed(api: &Api, now: i64, fault: Option<ClusterFault>) -> Core {
             core.absorb(object, time(now));
         }
     }
-    core.absorb(Event::Led { term: api.leader.transitions }, time(now));
+    core.absorb(
+        Event::Led {
+            term: api.leader.transitions,
+        },
+        time(now),
+    );
     core
 }
 
@@ -196,7 +208,18 @@ impl Perfect {
     pub fn new(api: Api, now: i64, fault: Option<ClusterFault>) -> Self {
         let core = observed(&api, now, fault);
         let dirty = keys(&core.world).into_iter().collect();
-        Self { api, core, now, fault, rng: Rng::new(7), dirty, wakes: BTreeMap::new(), done: 0, alive: false, last: String::new() }
+        Self {
+            api,
+            core,
+            now,
+            fault,
+            rng: Rng::new(7),
+            dirty,
+            wakes: BTreeMap::new(),
+            done: 0,
+            alive: false,
+            last: String::new(),
+        }
     }
 
     fn absorb(&mut self, event: Event) {
@@ -219,7 +242,8 @@ impl Perfect {
             let decision = self.core.decide(&key, time(self.now));
             check_decision(&self.core.world, &key, &decision, time(self.now))?;
             self.wakes.remove(&key);
-            self.wakes.extend(decision.wake.map(|at| (key, super::api::ms(at))));
+            self.wakes
+                .extend(decision.wake.map(|at| (key, super::api::ms(at))));
             for action in decision.actions {
                 if self.done >= limit {
                     return Ok(());
@@ -241,7 +265,9 @@ impl Perfect {
 
     fn carry_out(&mut self, action: Action) {
         match &action {
-            Action::Ask { run, turn, request, .. } if self.alive => {
+            Action::Ask {
+                run, turn, request, ..
+            } if self.alive => {
                 let answered = Event::Answered {
                     run: run.clone(),
                     turn: turn.clone(),
@@ -257,7 +283,10 @@ impl Perfect {
                 for event in told {
                     self.absorb(event);
                 }
-                self.absorb(Event::Ended { action: Box::new(action), result });
+                self.absorb(Event::Ended {
+                    action: Box::new(action),
+                    result,
+                });
                 if self.alive {
                     self.nodes_work();
                 }
@@ -266,12 +295,22 @@ impl Perfect {
     }
 
     fn nodes_work(&mut self) {
-        let bound = self.api.executions.values().filter(|x| x.spec.binding.is_some() && !has_ended(x));
+        let bound = self
+            .api
+            .executions
+            .values()
+            .filter(|x| x.spec.binding.is_some() && !has_ended(x));
         for execution in bound.cloned().collect::<Vec<_>>() {
-            let node = execution.spec.binding.as_ref().map(|b| b.node_name.clone()).unwrap_or_default();
+            let node = execution
+                .spec
+                .binding
+                .as_ref()
+                .map(|b| b.node_name.clone())
+                .unwrap_or_default();
             let uid = execution.metadata.uid.clone().unwrap_or_default();
             let key = key_of(&execution.metadata);
-            self.api.node_write(&node, &key, &uid, &succeeded(&execution, self.now));
+            self.api
+                .node_write(&node, &key, &uid, &succeeded(&execution, self.now));
             if let Some(stored) = self.api.executions.get(&key).cloned() {
                 self.absorb(Event::Execution(stored));
             }
@@ -280,9 +319,16 @@ impl Perfect {
 
     /// Goes on to the next time at which something is to be looked at.
     pub fn next(&mut self) -> bool {
-        let Some(at) = self.wakes.values().copied().min() else { return false };
+        let Some(at) = self.wakes.values().copied().min() else {
+            return false;
+        };
         self.now = self.now.max(at);
-        let due: Vec<_> = self.wakes.iter().filter(|(_, at)| **at <= self.now).map(|(k, _)| k.clone()).collect();
+        let due: Vec<_> = self
+            .wakes
+            .iter()
+            .filter(|(_, at)| **at <= self.now)
+            .map(|(k, _)| k.clone())
+            .collect();
         for key in due {
             self.wakes.remove(&key);
             self.dirty.insert(key);
@@ -294,17 +340,30 @@ impl Perfect {
     fn end(&self) -> Vec<String> {
         let runs = self.api.runs.values().map(|r| {
             let status = r.status.clone().unwrap_or_default();
-            format!("{} {:?} {:?} turns {}", name(&r.metadata), status.phase, status.answer.map(|a| a.text), status.turns)
+            format!(
+                "{} {:?} {:?} turns {}",
+                name(&r.metadata),
+                status.phase,
+                status.answer.map(|a| a.text),
+                status.turns
+            )
         });
         let executions = self.api.executions.values().map(|x| {
-            format!("{} {:?}", name(&x.metadata), x.status.as_ref().and_then(|s| s.phase))
+            format!(
+                "{} {:?}",
+                name(&x.metadata),
+                x.status.as_ref().and_then(|s| s.phase)
+            )
         });
         runs.chain(executions).collect()
     }
 }
 
 fn words(action: &Action) -> String {
-    super::operator::actions_of(&Decision { actions: vec![action.clone()], ..Decision::default() })
+    super::operator::actions_of(&Decision {
+        actions: vec![action.clone()],
+        ..Decision::default()
+    })
 }
 
 /// Three turns with calls of every kind, then an answer.
@@ -316,13 +375,26 @@ fn script(turn: i64) -> ModelResponse {
     };
     let good = "{\"ms\": 1}";
     let calls = match turn {
-        1 => vec![call(0, "beside", good), call(1, "beside", good), call(2, "alone", good)],
-        2 => vec![call(0, "alone", good), call(1, "nothing", good), call(2, "beside", "{\"ms\": \"x\"}")],
+        1 => vec![
+            call(0, "beside", good),
+            call(1, "beside", good),
+            call(2, "alone", good),
+        ],
+        2 => vec![
+            call(0, "alone", good),
+            call(1, "nothing", good),
+            call(2, "beside", "{\"ms\": \"x\"}"),
+        ],
         3 => vec![call(0, "beside", good)],
         _ => Vec::new(),
     };
     let text = calls.is_empty().then(|| "done".to_owned());
-    ModelResponse { text, calls, usage: Some(TurnUsage::default()), ..ModelResponse::default() }
+    ModelResponse {
+        text,
+        calls,
+        usage: Some(TurnUsage::default()),
+        ..ModelResponse::default()
+    }
 }
 
 fn succeeded(execution: &ToolExecution, now: i64) -> ToolExecutionStatus {
@@ -333,7 +405,12 @@ fn succeeded(execution: &ToolExecution, now: i64) -> ToolExecutionStatus {
         start_time: Some(time(now)),
         completion_time: Some(time(now)),
         cleanup: Some(Cleanup::Confirmed),
-        output: Some(ExecutionOutput { text: "ok".into(), truncated: false, total_bytes: 2, sha256: String::new() }),
+        output: Some(ExecutionOutput {
+            text: "ok".into(),
+            truncated: false,
+            total_bytes: 2,
+            sha256: String::new(),
+        }),
         ..ToolExecutionStatus::default()
     }
 }
@@ -359,7 +436,9 @@ pub fn settles(seed: u64, until: i64, fault: Option<ClusterFault>) -> Verdict {
         }
         wanted = perfect.last.clone();
     }
-    Err(format!("everything is carried out and asked again, and it always wants more: {wanted}"))
+    Err(format!(
+        "everything is carried out and asked again, and it always wants more: {wanted}"
+    ))
 }
 
 /// The same story twice, once with a crash after some actions: the users see the same end.
@@ -367,12 +446,18 @@ pub fn crash_safe(seed: u64, crash_after: usize, fault: Option<ClusterFault>) ->
     let straight = to_the_end(seed, None, fault)?;
     let crashed = to_the_end(seed, Some(crash_after), fault)?;
     if straight != crashed {
-        return Err(format!("with a crash after {crash_after} actions the end is {crashed:?}, else {straight:?}"));
+        return Err(format!(
+            "with a crash after {crash_after} actions the end is {crashed:?}, else {straight:?}"
+        ));
     }
     Ok(())
 }
 
-fn to_the_end(seed: u64, crash_after: Option<usize>, fault: Option<ClusterFault>) -> Result<Vec<String>, String> {
+fn to_the_end(
+    seed: u64,
+    crash_after: Option<usize>,
+    fault: Option<ClusterFault>,
+) -> Result<Vec<String>, String> {
     let mut perfect = Perfect::new(beginning(seed), 1_000, fault);
     perfect.alive = true;
     if let Some(limit) = crash_after {

@@ -4,6 +4,8 @@
 //! There is one clock and one generator; maps are ordered. The same seed tells the same story.
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+#![allow(clippy::too_many_lines, reason = "a toy executor is one match over all actions, and reads best as that")]
 
 pub mod api;
 pub mod config;
@@ -41,17 +43,43 @@ pub struct Watcher {
 #[derive(Debug)]
 pub enum Ev {
     User(Deed),
-    Collect { uid: String },
+    Collect {
+        uid: String,
+    },
     StartOperator(usize),
     CrashOperator(usize),
     PauseOperator(usize, Ms),
     Relist(usize, Kind),
-    Campaign { operator: usize, epoch: u32 },
-    Tick { operator: usize, epoch: u32 },
-    Listed { operator: usize, epoch: u32, kind: Kind, events: Vec<cluster::Event> },
-    Deliver { operator: usize, epoch: u32, kind: Kind, upto: usize },
-    Told { operator: usize, epoch: u32, events: Vec<cluster::Event> },
-    Write { operator: usize, epoch: u32, action: Box<Action> },
+    Campaign {
+        operator: usize,
+        epoch: u32,
+    },
+    Tick {
+        operator: usize,
+        epoch: u32,
+    },
+    Listed {
+        operator: usize,
+        epoch: u32,
+        kind: Kind,
+        events: Vec<cluster::Event>,
+    },
+    Deliver {
+        operator: usize,
+        epoch: u32,
+        kind: Kind,
+        upto: usize,
+    },
+    Told {
+        operator: usize,
+        epoch: u32,
+        events: Vec<cluster::Event>,
+    },
+    Write {
+        operator: usize,
+        epoch: u32,
+        action: Box<Action>,
+    },
     Answer(u64),
     StartAgent(usize),
     CrashAgent(usize),
@@ -59,13 +87,38 @@ pub enum Ev {
     KillNode(usize, bool),
     Partition(usize, Ms),
     Power(usize),
-    Renew { node: usize, epoch: u32 },
-    Existing { node: usize, epoch: u32 },
-    DeliverToNode { node: usize, epoch: u32, upto: usize },
-    Node { node: usize, epoch: u32, event: Box<node_core::Event> },
-    NodeTick { node: usize, epoch: u32 },
-    Spawn { node: usize, epoch: u32, start: Box<node_core::Start> },
-    Report { node: usize, epoch: u32, report: Box<node_core::Report> },
+    Renew {
+        node: usize,
+        epoch: u32,
+    },
+    Existing {
+        node: usize,
+        epoch: u32,
+    },
+    DeliverToNode {
+        node: usize,
+        epoch: u32,
+        upto: usize,
+    },
+    Node {
+        node: usize,
+        epoch: u32,
+        event: Box<node_core::Event>,
+    },
+    NodeTick {
+        node: usize,
+        epoch: u32,
+    },
+    Spawn {
+        node: usize,
+        epoch: u32,
+        start: Box<node_core::Start>,
+    },
+    Report {
+        node: usize,
+        epoch: u32,
+        report: Box<node_core::Report>,
+    },
 }
 
 pub struct Sim {
@@ -96,13 +149,28 @@ impl Sim {
     pub fn new(config: Config) -> Self {
         let mut rng = Rng::new(config.seed);
         let operators = (0..config.operators)
-            .map(|_| Operator::new(core::Core::new(cluster::Settings::default(), config.cluster_fault)))
+            .map(|_| {
+                Operator::new(core::Core::new(
+                    cluster::Settings::default(),
+                    config.cluster_fault,
+                ))
+            })
             .collect();
         let nodes = (0..config.nodes)
-            .map(|n| NodeProc::new(n, if config.calm { 0 } else { rng.range(-40, 40) }, config.node_fault))
+            .map(|n| {
+                NodeProc::new(
+                    n,
+                    if config.calm { 0 } else { rng.range(-40, 40) },
+                    config.node_fault,
+                )
+            })
             .collect();
         let mut api = Api::new(config.orphan_after_ms, config.calm);
-        api.behind_ms = if config.operator_pauses > 0 { 45_000 } else { 12_000 };
+        api.behind_ms = if config.operator_pauses > 0 {
+            45_000
+        } else {
+            12_000
+        };
         let mut sim = Self {
             api,
             now: 1_000,
@@ -186,7 +254,11 @@ impl Sim {
                 return Err(format!("at {} ms: {violation}", self.now));
             }
             if self.now > self.config.limit_ms {
-                return Err(format!("at {} ms it has not come to its end: {}", self.now, self.unfinished()));
+                return Err(format!(
+                    "at {} ms it has not come to its end: {}",
+                    self.now,
+                    self.unfinished()
+                ));
             }
             if self.is_over() {
                 break;
@@ -197,13 +269,22 @@ impl Sim {
 
     /// Runs the story up to a time.
     pub fn run_until(&mut self, until: Ms) -> Result<(), String> {
-        while self.queue.first_key_value().is_some_and(|((at, _), _)| *at <= until) {
-            let Some(((at, _), event)) = self.queue.pop_first() else { break };
+        while self
+            .queue
+            .first_key_value()
+            .is_some_and(|((at, _), _)| *at <= until)
+        {
+            let Some(((at, _), event)) = self.queue.pop_first() else {
+                break;
+            };
             self.now = at;
             self.handle(event);
             self.flush_watches();
         }
-        self.api.violations.first().map_or(Ok(()), |violation| Err(violation.clone()))
+        self.api
+            .violations
+            .first()
+            .map_or(Ok(()), |violation| Err(violation.clone()))
     }
 
     fn note_writes(&mut self) {
@@ -236,10 +317,28 @@ impl Sim {
             }
             Ev::Campaign { operator, epoch } => self.campaign(operator, epoch),
             Ev::Tick { operator, epoch } => self.tick(operator, epoch),
-            Ev::Listed { operator, epoch, kind, events } => self.operator_listed(operator, epoch, kind, events),
-            Ev::Deliver { operator, epoch, kind, upto } => self.deliver_to_operator(operator, epoch, kind, upto),
-            Ev::Told { operator, epoch, events } => self.operator_told(operator, epoch, events),
-            Ev::Write { operator, epoch, action } => self.write_arrives(operator, epoch, action),
+            Ev::Listed {
+                operator,
+                epoch,
+                kind,
+                events,
+            } => self.operator_listed(operator, epoch, kind, events),
+            Ev::Deliver {
+                operator,
+                epoch,
+                kind,
+                upto,
+            } => self.deliver_to_operator(operator, epoch, kind, upto),
+            Ev::Told {
+                operator,
+                epoch,
+                events,
+            } => self.operator_told(operator, epoch, events),
+            Ev::Write {
+                operator,
+                epoch,
+                action,
+            } => self.write_arrives(operator, epoch, action),
             Ev::Answer(id) => self.answer(id),
             Ev::StartAgent(i) => self.start_agent(i),
             Ev::CrashAgent(i) => self.crash_agent(i),
@@ -272,7 +371,15 @@ impl Sim {
                 if let Some(stream) = process.streams.get_mut(&kind).filter(|_| process.up) {
                     stream.last_at = stream.last_at.max(now + delay);
                     let at = stream.last_at;
-                    self.at(at, Ev::Deliver { operator, epoch, kind, upto });
+                    self.at(
+                        at,
+                        Ev::Deliver {
+                            operator,
+                            epoch,
+                            kind,
+                            upto,
+                        },
+                    );
                 }
             }
             if kind == Kind::Execution {
@@ -305,7 +412,11 @@ pub fn run(config: Config) -> Result<Sim, String> {
         Ok(Err(text)) => text,
         Err(cause) => {
             let text = cause.downcast_ref::<String>().cloned();
-            format!("panic: {}", text.or_else(|| cause.downcast_ref::<&str>().map(|s| (*s).to_owned())).unwrap_or_default())
+            format!(
+                "panic: {}",
+                text.or_else(|| cause.downcast_ref::<&str>().map(|s| (*s).to_owned()))
+                    .unwrap_or_default()
+            )
         }
     };
     if let Some(story) = &sim.story {

@@ -21,11 +21,22 @@ pub fn respond(request: &ModelRequest, mood: &Mood, rng: &mut Rng) -> Result<Mod
     if rng.chance(mood.errors) {
         return Err(error(rng));
     }
-    let usage = Some(TurnUsage { input_tokens: 10, output_tokens: 5, cached_tokens: 0 });
-    let response = ModelResponse { usage, latency_millis: 1, ..ModelResponse::default() };
+    let usage = Some(TurnUsage {
+        input_tokens: 10,
+        output_tokens: 5,
+        cached_tokens: 0,
+    });
+    let response = ModelResponse {
+        usage,
+        latency_millis: 1,
+        ..ModelResponse::default()
+    };
     let done = request.turn > mood.turns || (!mood.plain && rng.chance(150));
     if done || request.tools.is_empty() {
-        return Ok(ModelResponse { text: Some(format!("answer {}", request.turn)), ..response });
+        return Ok(ModelResponse {
+            text: Some(format!("answer {}", request.turn)),
+            ..response
+        });
     }
     let count = if mood.plain { 1 } else { rng.range(1, 5) };
     let calls = (0..count).map(|n| call(request, mood, n, rng)).collect();
@@ -44,8 +55,15 @@ fn error(rng: &mut Rng) -> ModelError {
         ModelErrorKind::Refused,
     ];
     let kind = *rng.pick(&kinds).unwrap();
-    let retry_after_seconds = (kind == ModelErrorKind::RateLimited && rng.chance(500)).then(|| rng.range(0, 5));
-    ModelError { kind, status: None, retry_after_seconds, answer_begun: rng.chance(50), message: "scripted".into() }
+    let retry_after_seconds =
+        (kind == ModelErrorKind::RateLimited && rng.chance(500)).then(|| rng.range(0, 5));
+    ModelError {
+        kind,
+        status: None,
+        retry_after_seconds,
+        answer_begun: rng.chance(50),
+        message: "scripted".into(),
+    }
 }
 
 fn call(request: &ModelRequest, mood: &Mood, n: i64, rng: &mut Rng) -> RawCall {
@@ -59,17 +77,42 @@ fn call(request: &ModelRequest, mood: &Mood, n: i64, rng: &mut Rng) -> RawCall {
             _ => format!("c{}-{n}", request.turn),
         }
     };
-    let tools: Vec<_> = request.tools.iter().map(|t| t.name.clone()).filter(|t| !is_builtin(t)).collect();
+    let tools: Vec<_> = request
+        .tools
+        .iter()
+        .map(|t| t.name.clone())
+        .filter(|t| !is_builtin(t))
+        .collect();
     let name = rng.pick(&tools).cloned().unwrap_or_default();
     if mood.plain {
-        return RawCall { id, name, arguments: json!({"ms": rng.range(1, 300)}).to_string() };
+        return RawCall {
+            id,
+            name,
+            arguments: json!({"ms": rng.range(1, 300)}).to_string(),
+        };
     }
     match rng.range(0, 20) {
-        0 => RawCall { id, name: "no-such-tool".into(), arguments: "{}".into() },
-        1 => RawCall { id, name, arguments: "{\"ms\": ".into() },
-        2 => RawCall { id, name, arguments: json!({"ms": "long"}).to_string() },
+        0 => RawCall {
+            id,
+            name: "no-such-tool".into(),
+            arguments: "{}".into(),
+        },
+        1 => RawCall {
+            id,
+            name,
+            arguments: "{\"ms\": ".into(),
+        },
+        2 => RawCall {
+            id,
+            name,
+            arguments: json!({"ms": "long"}).to_string(),
+        },
         3..=5 => builtin(request, id, rng),
-        _ => RawCall { id, name, arguments: arguments(rng).to_string() },
+        _ => RawCall {
+            id,
+            name,
+            arguments: arguments(rng).to_string(),
+        },
     }
 }
 
@@ -94,7 +137,11 @@ fn builtin(request: &ModelRequest, id: String, rng: &mut Rng) -> RawCall {
     if name == WAIT && rng.chance(700) {
         arguments["timeout_seconds"] = rng.range(0, 20).into();
     }
-    RawCall { id, name, arguments: arguments.to_string() }
+    RawCall {
+        id,
+        name,
+        arguments: arguments.to_string(),
+    }
 }
 
 /// Arguments of a simulated tool: how long it runs, its exit code, the size of its output, whether it obeys SIGTERM.

@@ -104,7 +104,10 @@ impl NodeProc {
 
     fn moment(&self, now: Ms) -> Moment {
         let boot_ms = now.unsigned_abs();
-        Moment { boot_ms, unix_ms: EPOCH_MS + now + self.skew }
+        Moment {
+            boot_ms,
+            unix_ms: EPOCH_MS + now + self.skew,
+        }
     }
 
     fn at(&self, boot_ms: u64) -> Moment {
@@ -131,23 +134,38 @@ impl NodeProc {
     fn entry(&self, key: &AttemptKey, process: &Process) -> Entry {
         let mut facts = Vec::new();
         if process.refused {
-            facts.extend(self.slots.get(key).and_then(|s| s.refused.clone()).map(ProcessFact::Refused));
+            facts.extend(
+                self.slots
+                    .get(key)
+                    .and_then(|s| s.refused.clone())
+                    .map(ProcessFact::Refused),
+            );
         } else {
             facts.push(ProcessFact::Spawned(self.at(process.spawned_at)));
         }
-        facts.extend(process.deadline_hit.map(|at| ProcessFact::DeadlineReached(self.at(at))));
+        facts.extend(
+            process
+                .deadline_hit
+                .map(|at| ProcessFact::DeadlineReached(self.at(at))),
+        );
         facts.extend(process.exited.map(ProcessFact::Exited));
         if let Some(at) = process.emptied {
             facts.extend([ProcessFact::Emptied(self.at(at)), ProcessFact::Drained]);
         }
-        Entry { key: key.clone(), facts }
+        Entry {
+            key: key.clone(),
+            facts,
+        }
     }
 
     /// Lets the supervisor and the processes come up to the present; what is new of them.
     fn catch_up(&mut self, now: u64) -> Vec<(AttemptKey, ProcessFact)> {
         let lost = self.agent_lost_at.filter(|at| now >= at + ADOPT_MS).is_some();
         let skew = self.skew;
-        let at = |boot_ms: u64| Moment { boot_ms, unix_ms: EPOCH_MS + i64::try_from(boot_ms).unwrap_or(0) + skew };
+        let at = |boot_ms: u64| Moment {
+            boot_ms,
+            unix_ms: EPOCH_MS + i64::try_from(boot_ms).unwrap_or(0) + skew,
+        };
         let mut news = Vec::new();
         for (key, process) in self.processes.iter_mut().filter(|(_, p)| p.lives()) {
             if lost {
@@ -159,7 +177,10 @@ impl NodeProc {
                 process.termed.get_or_insert(process.deadline_ms);
                 news.push((key.clone(), ProcessFact::DeadlineReached(at(process.deadline_ms))));
             }
-            if process.deadline_hit.is_some_and(|hit| now >= hit + process.grace_ms) {
+            if process
+                .deadline_hit
+                .is_some_and(|hit| now >= hit + process.grace_ms)
+            {
                 process.killed.get_or_insert((now, Cause::Deadline));
             }
             let ended = match (process.killed, process.termed) {
@@ -169,18 +190,26 @@ impl NodeProc {
                 _ => None,
             };
             if let (Some((when, wait, cause)), None) = (ended, process.exited) {
-                let exit = Exit { wait, cause, at: at(when) };
+                let exit = Exit {
+                    wait,
+                    cause,
+                    at: at(when),
+                };
                 process.exited = Some(exit);
                 if let Some(slot) = self.slots.get_mut(key) {
                     slot.exited = Some(exit);
                 }
                 news.push((key.clone(), ProcessFact::Exited(exit)));
             }
-            let left = process.exited.is_some_and(|exit| now < exit.at.boot_ms + process.leaves_ms);
+            let left = process
+                .exited
+                .is_some_and(|exit| now < exit.at.boot_ms + process.leaves_ms);
             let stopped = process.killed.is_some() || (process.termed.is_some() && !process.deaf);
             if process.exited.is_some() && (stopped || !left) {
                 process.emptied = Some(now);
-                news.extend([ProcessFact::Emptied(at(now)), ProcessFact::Drained].map(|fact| (key.clone(), fact)));
+                news.extend(
+                    [ProcessFact::Emptied(at(now)), ProcessFact::Drained].map(|fact| (key.clone(), fact)),
+                );
             }
         }
         news
@@ -190,7 +219,13 @@ impl NodeProc {
         let lost = self.agent_lost_at.map(|at| at + ADOPT_MS);
         let times = self.processes.values().filter(|p| p.lives()).flat_map(|p| {
             let empty = p.exited.map(|exit| exit.at.boot_ms + p.leaves_ms);
-            [Some(p.ends_at), Some(p.deadline_ms), p.deadline_hit.map(|hit| hit + p.grace_ms), empty, lost]
+            [
+                Some(p.ends_at),
+                Some(p.deadline_ms),
+                p.deadline_hit.map(|hit| hit + p.grace_ms),
+                empty,
+                lost,
+            ]
         });
         times.flatten().filter(|at| *at > now).min()
     }
@@ -210,7 +245,11 @@ fn node(name: &str, incarnation: &str, epoch: u32) -> Node {
 
 impl Sim {
     fn bound_here(&self, i: usize, execution: &ToolExecution) -> bool {
-        execution.spec.binding.as_ref().is_some_and(|b| b.node_name == self.nodes[i].name)
+        execution
+            .spec
+            .binding
+            .as_ref()
+            .is_some_and(|b| b.node_name == self.nodes[i].name)
     }
 
     pub fn start_agent(&mut self, i: usize) {
@@ -222,7 +261,13 @@ impl Sim {
         }
         self.nodes_catch_up(i);
         let index = self.api.logs[super::api::Kind::Execution as usize].len();
-        let here: Vec<_> = self.api.executions.values().filter(|x| self.bound_here(i, x)).cloned().collect();
+        let here: Vec<_> = self
+            .api
+            .executions
+            .values()
+            .filter(|x| self.bound_here(i, x))
+            .cloned()
+            .collect();
         let fault = self.config.node_fault;
         let node_proc = &mut self.nodes[i];
         node_proc.up = true;
@@ -230,8 +275,14 @@ impl Sim {
         node_proc.agent_lost_at = None;
         node_proc.wakes.clear();
         node_proc.next_tick = Ms::MAX;
-        node_proc.stream = Watcher { position: index, last_at: self.now };
-        node_proc.core = NodeCore::new(node(&node_proc.name, &node_proc.incarnation, node_proc.supervisor), fault);
+        node_proc.stream = Watcher {
+            position: index,
+            last_at: self.now,
+        };
+        node_proc.core = NodeCore::new(
+            node(&node_proc.name, &node_proc.incarnation, node_proc.supervisor),
+            fault,
+        );
         let snapshot = Snapshot {
             at: node_proc.moment(self.now),
             live: here.iter().filter(|x| !has_ended(x)).cloned().collect(),
@@ -240,13 +291,38 @@ impl Sim {
                 .map(|x| {
                     let uid = x.metadata.uid.clone().unwrap_or_default();
                     let key = key_of(&x.metadata);
-                    let run = x.spec.run_ref.as_ref().map_or_else(|| uid.clone(), |r| r.uid.clone());
-                    (uid, (ObjectRef { namespace: key.namespace, name: key.name }, RunKey(run)))
+                    let run = x
+                        .spec
+                        .run_ref
+                        .as_ref()
+                        .map_or_else(|| uid.clone(), |r| r.uid.clone());
+                    (
+                        uid,
+                        (
+                            ObjectRef {
+                                namespace: key.namespace,
+                                name: key.name,
+                            },
+                            RunKey(run),
+                        ),
+                    )
                 })
                 .collect(),
-            held: node_proc.slots.iter().map(|(key, slot)| node_proc.held(key, slot)).collect(),
-            entries: node_proc.processes.iter().map(|(key, p)| node_proc.entry(key, p)).collect(),
-            runs: node_proc.runs.iter().map(|(run, user)| (run.clone(), *user)).collect(),
+            held: node_proc
+                .slots
+                .iter()
+                .map(|(key, slot)| node_proc.held(key, slot))
+                .collect(),
+            entries: node_proc
+                .processes
+                .iter()
+                .map(|(key, p)| node_proc.entry(key, p))
+                .collect(),
+            runs: node_proc
+                .runs
+                .iter()
+                .map(|(run, user)| (run.clone(), *user))
+                .collect(),
         };
         let epoch = node_proc.epoch;
         self.note(|| format!("agent {i} starts"));
@@ -265,7 +341,10 @@ impl Sim {
         self.nodes[i].agent_lost_at = Some(self.now.unsigned_abs());
         let pause = self.rng.range(50, 15_000);
         self.later(pause, Ev::StartAgent(i));
-        self.later(i64::try_from(ADOPT_MS).unwrap_or(0) + 1, Ev::NodeTick { node: i, epoch: 0 });
+        self.later(
+            i64::try_from(ADOPT_MS).unwrap_or(0) + 1,
+            Ev::NodeTick { node: i, epoch: 0 },
+        );
     }
 
     /// The supervisor dies and takes its container along; the node's memory stays.
@@ -372,7 +451,9 @@ impl Sim {
         let changes: Vec<_> = self.api.logs[super::api::Kind::Execution as usize][again..upto].to_vec();
         for change in changes {
             let event = match change.object {
-                Some(super::api::Object::Execution(x)) if self.bound_here(i, &x) && !has_ended(&x) => Event::Seen(x),
+                Some(super::api::Object::Execution(x)) if self.bound_here(i, &x) && !has_ended(&x) => {
+                    Event::Seen(x)
+                }
                 Some(super::api::Object::Execution(x)) if !self.bound_here(i, &x) => continue,
                 _ => Event::Left { uid: change.uid },
             };
@@ -412,7 +493,12 @@ impl Sim {
         if !self.agent_alive(i, epoch) {
             return self.node_schedule(i);
         }
-        let due: Vec<_> = self.nodes[i].wakes.iter().filter(|(_, at)| **at <= now).map(|(k, _)| k.clone()).collect();
+        let due: Vec<_> = self.nodes[i]
+            .wakes
+            .iter()
+            .filter(|(_, at)| **at <= now)
+            .map(|(k, _)| k.clone())
+            .collect();
         for key in due {
             self.nodes[i].wakes.remove(&key);
             self.node_decide(i, key);
@@ -444,7 +530,9 @@ impl Sim {
         self.nodes[i].wakes.remove(&key);
         if let Some(wake) = decision.wake {
             if wake <= moment.boot_ms {
-                return self.violation(format!("node {i} {key:?} wants to be woken at {wake}, not after {moment:?}"));
+                return self.violation(format!(
+                    "node {i} {key:?} wants to be woken at {wake}, not after {moment:?}"
+                ));
             }
             self.nodes[i].wakes.insert(key.clone(), wake);
         }
@@ -453,7 +541,10 @@ impl Sim {
             if self.may_fail() && self.rng.chance(self.config.crash_inside / 2) {
                 return self.crash_agent(i);
             }
-            let begun = Event::Begun { action: Box::new(action.clone()), at: moment };
+            let begun = Event::Begun {
+                action: Box::new(action.clone()),
+                at: moment,
+            };
             dirty.extend(self.nodes[i].core.absorb(begun));
             self.node_execute(i, action);
         }
@@ -468,7 +559,14 @@ impl Sim {
 
     fn tell_node(&mut self, i: usize, delay: Ms, event: Event) {
         let epoch = self.nodes[i].epoch;
-        self.later(delay, Ev::Node { node: i, epoch, event: Box::new(event) });
+        self.later(
+            delay,
+            Ev::Node {
+                node: i,
+                epoch,
+                event: Box::new(event),
+            },
+        );
     }
 
     fn node_execute(&mut self, i: usize, action: Action) {
@@ -489,10 +587,27 @@ impl Sim {
                     let epoch = self.nodes[i].epoch;
                     self.later(1, Ev::NodeTick { node: i, epoch });
                 }
-                None => self.tell_node(i, 1, Event::Process { key, fact: ProcessFact::NoEntry(moment) }),
+                None => self.tell_node(
+                    i,
+                    1,
+                    Event::Process {
+                        key,
+                        fact: ProcessFact::NoEntry(moment),
+                    },
+                ),
             },
-            Action::Measure { key } => self.tell_node(i, 1, Event::Measured { key, at: moment, bytes: 1 }),
-            Action::Collect { key, name, max_bytes, .. } => {
+            Action::Measure { key } => self.tell_node(
+                i,
+                1,
+                Event::Measured {
+                    key,
+                    at: moment,
+                    bytes: 1,
+                },
+            ),
+            Action::Collect {
+                key, name, max_bytes, ..
+            } => {
                 let bytes = self.output_of(&key.uid);
                 let total = bytes.len() as u64;
                 let text = canonical(&bytes, &bytes, total, max_bytes, &name);
@@ -510,22 +625,62 @@ impl Sim {
                     oom_kills: 0,
                     clean_up: self.remove_group(i, &key),
                 });
-                self.tell_node(i, 1, Event::CollectEnded { key, at: moment, collected });
+                self.tell_node(
+                    i,
+                    1,
+                    Event::CollectEnded {
+                        key,
+                        at: moment,
+                        collected,
+                    },
+                );
             }
             Action::Report(report) => {
                 let (delay, epoch) = (self.rng_latency(), self.nodes[i].epoch);
-                self.later(delay, Ev::Report { node: i, epoch, report });
+                self.later(
+                    delay,
+                    Ev::Report {
+                        node: i,
+                        epoch,
+                        report,
+                    },
+                );
             }
             Action::CleanUp { key } => {
                 let result = self.remove_group(i, &key);
-                self.tell_node(i, 1, Event::CleanUpEnded { key, at: moment, result });
+                self.tell_node(
+                    i,
+                    1,
+                    Event::CleanUpEnded {
+                        key,
+                        at: moment,
+                        result,
+                    },
+                );
             }
             Action::Read { uid, object } => {
                 let key = ObjectKey::new(object.namespace, object.name);
-                let found = self.api.executions.get(&key).filter(|x| x.metadata.uid.as_ref() == Some(&uid)).cloned();
-                let result = if self.nodes[i].partition_until > self.now { Err(()) } else { Ok(found) };
+                let found = self
+                    .api
+                    .executions
+                    .get(&key)
+                    .filter(|x| x.metadata.uid.as_ref() == Some(&uid))
+                    .cloned();
+                let result = if self.nodes[i].partition_until > self.now {
+                    Err(())
+                } else {
+                    Ok(found)
+                };
                 let delay = self.rng_latency();
-                self.tell_node(i, delay, Event::ReadBack { uid, at: moment, result });
+                self.tell_node(
+                    i,
+                    delay,
+                    Event::ReadBack {
+                        uid,
+                        at: moment,
+                        result,
+                    },
+                );
             }
             Action::Discard { key } => {
                 let result = self.remove_group(i, &key);
@@ -533,11 +688,27 @@ impl Sim {
                     self.nodes[i].slots.remove(&key);
                     self.nodes[i].processes.remove(&key);
                 }
-                self.tell_node(i, 1, Event::DiscardEnded { key, at: moment, result });
+                self.tell_node(
+                    i,
+                    1,
+                    Event::DiscardEnded {
+                        key,
+                        at: moment,
+                        result,
+                    },
+                );
             }
             Action::RemoveRun { run } => {
                 self.nodes[i].runs.remove(&run);
-                self.tell_node(i, 1, Event::RunRemoved { run, at: moment, result: Ok(()) });
+                self.tell_node(
+                    i,
+                    1,
+                    Event::RunRemoved {
+                        run,
+                        at: moment,
+                        result: Ok(()),
+                    },
+                );
             }
         }
     }
@@ -551,7 +722,15 @@ impl Sim {
                 message: "no room".into(),
                 class: ErrorClass::Local,
             };
-            return self.tell_node(i, 1, Event::StartEnded { key, at: moment, result: Err(failure) });
+            return self.tell_node(
+                i,
+                1,
+                Event::StartEnded {
+                    key,
+                    at: moment,
+                    result: Err(failure),
+                },
+            );
         }
         let node = &mut self.nodes[i];
         node.runs.insert(start.run.clone(), start.user);
@@ -570,7 +749,14 @@ impl Sim {
         node.slots.insert(key, slot);
         let epoch = node.epoch;
         // The supervisor takes no request of a dead agent.
-        self.later(1, Ev::Spawn { node: i, epoch, start: Box::new(start) });
+        self.later(
+            1,
+            Ev::Spawn {
+                node: i,
+                epoch,
+                start: Box::new(start),
+            },
+        );
     }
 
     pub fn spawn(&mut self, i: usize, epoch: u32, start: Start) {
@@ -580,10 +766,23 @@ impl Sim {
         let (key, now) = (start.key.clone(), self.now.unsigned_abs());
         let moment = self.nodes[i].moment(self.now);
         let arguments = &start.object.spec.arguments;
-        let number = |name: &str| arguments.get(name).and_then(serde_json::Value::as_i64).unwrap_or(0);
-        let deaf = arguments.get("deaf").and_then(serde_json::Value::as_bool).unwrap_or(false);
+        let number = |name: &str| {
+            arguments
+                .get(name)
+                .and_then(serde_json::Value::as_i64)
+                .unwrap_or(0)
+        };
+        let deaf = arguments
+            .get("deaf")
+            .and_then(serde_json::Value::as_bool)
+            .unwrap_or(false);
         let refused = self.rng.chance(self.config.start_failures);
-        let grace = start.object.spec.binding.as_ref().map_or(0, |b| b.plan.timeouts.grace_seconds);
+        let grace = start
+            .object
+            .spec
+            .binding
+            .as_ref()
+            .map_or(0, |b| b.plan.timeouts.grace_seconds);
         let process = Process {
             spawned_at: now,
             ends_at: now + number("ms").unsigned_abs(),
@@ -602,9 +801,20 @@ impl Sim {
         if self.nodes[i].processes.insert(key.clone(), process).is_some() {
             return self.violation(format!("node {i} asks for {key} twice"));
         }
-        self.tell_node(i, 0, Event::StartEnded { key: key.clone(), at: moment, result: Ok(()) });
+        self.tell_node(
+            i,
+            0,
+            Event::StartEnded {
+                key: key.clone(),
+                at: moment,
+                result: Ok(()),
+            },
+        );
         let fact = if refused {
-            let refused = Refused { step: "exec".into(), errno: 2 };
+            let refused = Refused {
+                step: "exec".into(),
+                errno: 2,
+            };
             if let Some(slot) = self.nodes[i].slots.get_mut(&key) {
                 slot.refused = Some(refused.clone());
             }
@@ -622,8 +832,14 @@ impl Sim {
 
     /// What a tool prints: other for each execution, and the same whenever it is asked.
     pub fn output_of(&self, uid: &str) -> Vec<u8> {
-        let execution = self.api.executions.values().find(|x| x.metadata.uid.as_deref() == Some(uid));
-        let size = execution.and_then(|x| x.spec.arguments.get("size")?.as_u64()).unwrap_or(0);
+        let execution = self
+            .api
+            .executions
+            .values()
+            .find(|x| x.metadata.uid.as_deref() == Some(uid));
+        let size = execution
+            .and_then(|x| x.spec.arguments.get("size")?.as_u64())
+            .unwrap_or(0);
         let size = usize::try_from(size).unwrap_or(0);
         let mut bytes = format!("result of {uid}\n").into_bytes();
         bytes.resize(bytes.len().max(size), b'.');
@@ -653,7 +869,12 @@ impl Sim {
             let object = ObjectKey::new(report.object.namespace.clone(), report.object.name.clone());
             let name = self.nodes[i].name.clone();
             let stored = self.api.node_write(&name, &object, &key.uid, &report.status);
-            self.note(|| format!("api: node {i} reports {key} {level:?} {:?}: {stored:?}", report.status.phase));
+            self.note(|| {
+                format!(
+                    "api: node {i} reports {key} {level:?} {:?}: {stored:?}",
+                    report.status.phase
+                )
+            });
             match stored {
                 _ if self.may_fail() && self.rng.chance(self.config.lost) => Err(ReportFailure::Transient),
                 NodeWrite::Stored => Ok(()),
@@ -672,16 +893,38 @@ impl Sim {
         }
         let moment = self.nodes[i].moment(self.now);
         let delay = self.rng_latency();
-        self.later(delay, Ev::Node { node: i, epoch, event: Box::new(Event::ReportEnded { key, at: moment, level, result }) });
+        self.later(
+            delay,
+            Ev::Node {
+                node: i,
+                epoch,
+                event: Box::new(Event::ReportEnded {
+                    key,
+                    at: moment,
+                    level,
+                    result,
+                }),
+            },
+        );
     }
 
     fn check_report(&mut self, i: usize, report: &Report) {
-        let ended = report.status.phase.is_some_and(fairlead_crds::ExecutionPhase::is_terminal);
-        let Some(process) = self.nodes[i].processes.get(&report.key).filter(|p| p.lives()) else { return };
+        let ended = report
+            .status
+            .phase
+            .is_some_and(fairlead_crds::ExecutionPhase::is_terminal);
+        let Some(process) = self.nodes[i].processes.get(&report.key).filter(|p| p.lives()) else {
+            return;
+        };
         // An end may be written over what cannot be killed, but only after a kill has had its time.
-        let given_up = process.killed.is_some_and(|(at, _)| at + 30_000 <= self.now.unsigned_abs());
+        let given_up = process
+            .killed
+            .is_some_and(|(at, _)| at + 30_000 <= self.now.unsigned_abs());
         if ended && !given_up {
-            self.violation(format!("node {i} writes the end of {} while processes are left", report.key));
+            self.violation(format!(
+                "node {i} writes the end of {} while processes are left",
+                report.key
+            ));
         }
     }
 

@@ -73,10 +73,17 @@ impl Operator {
 
 impl Sim {
     pub fn start_operator(&mut self, i: usize) {
-        let settings = Settings { orphan_after_seconds: self.config.orphan_after_ms / 1000, ..Settings::default() };
+        let settings = Settings {
+            orphan_after_seconds: self.config.orphan_after_ms / 1000,
+            ..Settings::default()
+        };
         let core = Core::new(settings, self.config.cluster_fault);
         let epoch = self.operators[i].epoch + 1;
-        self.operators[i] = Operator { up: true, epoch, ..Operator::new(core) };
+        self.operators[i] = Operator {
+            up: true,
+            epoch,
+            ..Operator::new(core)
+        };
         for kind in Kind::ALL {
             self.list_for_operator(i, kind);
         }
@@ -98,14 +105,32 @@ impl Sim {
     pub fn list_for_operator(&mut self, i: usize, kind: Kind) {
         let index = self.api.logs[kind as usize].len();
         let old = self.operators[i].streams.get(&kind).map_or(index, |s| s.position);
-        let missing: Vec<_> = self.api.logs[kind as usize][old..index].iter().filter(|c| c.object.is_none()).cloned().collect();
+        let missing: Vec<_> = self.api.logs[kind as usize][old..index]
+            .iter()
+            .filter(|c| c.object.is_none())
+            .cloned()
+            .collect();
         let mut events: Vec<Event> = self.present(kind).into_iter().map(|o| self.event_of(o)).collect();
         events.extend(missing.iter().map(gone));
         let last = self.operators[i].streams.get(&kind).map_or(0, |s| s.last_at);
         let at = last.max(self.now + self.rng_latency());
-        self.operators[i].streams.insert(kind, Watcher { position: index, last_at: at });
+        self.operators[i].streams.insert(
+            kind,
+            Watcher {
+                position: index,
+                last_at: at,
+            },
+        );
         let epoch = self.operators[i].epoch;
-        self.at(at, Ev::Listed { operator: i, epoch, kind, events });
+        self.at(
+            at,
+            Ev::Listed {
+                operator: i,
+                epoch,
+                kind,
+                events,
+            },
+        );
     }
 
     fn present(&self, kind: Kind) -> Vec<Object> {
@@ -139,7 +164,16 @@ impl Sim {
         if !self.alive(i, epoch) {
             return;
         }
-        if self.paused(i, |events| Ev::Listed { operator: i, epoch, kind, events }, &events) {
+        if self.paused(
+            i,
+            |events| Ev::Listed {
+                operator: i,
+                epoch,
+                kind,
+                events,
+            },
+            &events,
+        ) {
             return;
         }
         for event in events {
@@ -154,9 +188,19 @@ impl Sim {
             return;
         }
         if self.operators[i].paused_until > self.now {
-            return self.at(self.operators[i].paused_until, Ev::Deliver { operator: i, epoch, kind, upto });
+            return self.at(
+                self.operators[i].paused_until,
+                Ev::Deliver {
+                    operator: i,
+                    epoch,
+                    kind,
+                    upto,
+                },
+            );
         }
-        let Some(stream) = self.operators[i].streams.get_mut(&kind) else { return };
+        let Some(stream) = self.operators[i].streams.get_mut(&kind) else {
+            return;
+        };
         let from = stream.position;
         if from >= upto {
             return;
@@ -178,7 +222,15 @@ impl Sim {
         if !self.alive(i, epoch) {
             return;
         }
-        if self.paused(i, |events| Ev::Told { operator: i, epoch, events }, &events) {
+        if self.paused(
+            i,
+            |events| Ev::Told {
+                operator: i,
+                epoch,
+                events,
+            },
+            &events,
+        ) {
             return;
         }
         for event in events {
@@ -228,7 +280,8 @@ impl Sim {
         }
         let lease = &mut self.api.leader;
         if self.operators[i].leads.is_some() {
-            if lease.holder == Some((i, epoch)) && lease.transitions == self.operators[i].term().unwrap_or(-1) {
+            if lease.holder == Some((i, epoch)) && lease.transitions == self.operators[i].term().unwrap_or(-1)
+            {
                 lease.renewed = self.now;
                 let until = self.now + LEADS_MS;
                 self.operators[i].leads = self.operators[i].leads.map(|(term, _)| (term, until));
@@ -236,7 +289,10 @@ impl Sim {
             return;
         }
         let free = lease.holder.is_none() || self.now - lease.renewed > LEASE_MS;
-        if free && self.operators[i].synced.len() == Kind::ALL.len() && self.operators[i].core.world.term.is_none() {
+        if free
+            && self.operators[i].synced.len() == Kind::ALL.len()
+            && self.operators[i].core.world.term.is_none()
+        {
             lease.holder = Some((i, epoch));
             lease.transitions += 1;
             lease.renewed = self.now;
@@ -273,7 +329,12 @@ impl Sim {
             operator.dirty.clear();
             return;
         }
-        let due: Vec<Key> = operator.wakes.iter().filter(|(_, at)| **at <= now).map(|(k, _)| k.clone()).collect();
+        let due: Vec<Key> = operator
+            .wakes
+            .iter()
+            .filter(|(_, at)| **at <= now)
+            .map(|(k, _)| k.clone())
+            .collect();
         for key in due {
             operator.wakes.remove(&key);
             operator.dirty.insert(key);
@@ -297,9 +358,15 @@ impl Sim {
     fn decide_key(&mut self, i: usize, key: Key) {
         let now = time(self.now);
         let operator = &mut self.operators[i];
-        operator.instant = if operator.instant.0 == self.now { (self.now, operator.instant.1 + 1) } else { (self.now, 1) };
+        operator.instant = if operator.instant.0 == self.now {
+            (self.now, operator.instant.1 + 1)
+        } else {
+            (self.now, 1)
+        };
         if operator.instant.1 > LOOP {
-            return self.violation(format!("operator {i} decides {key:?} again and again at one instant"));
+            return self.violation(format!(
+                "operator {i} decides {key:?} again and again at one instant"
+            ));
         }
         self.decisions += 1;
         let decision = operator.core.decide(&key, now);
@@ -311,9 +378,16 @@ impl Sim {
         if let Err(text) = check_decision(&operator.core.world, &key, &decision, now) {
             return self.violation(format!("operator {i}: {text}"));
         }
-        self.note(|| format!("operator {i} {key:?}: {} {:?}", actions_of(&decision), decision.because));
-        let crash_at = (decision.actions.len() > 1 && self.may_fail() && self.rng.chance(self.config.crash_inside))
-            .then(|| self.rng.range(0, 3));
+        self.note(|| {
+            format!(
+                "operator {i} {key:?}: {} {:?}",
+                actions_of(&decision),
+                decision.because
+            )
+        });
+        let crash_at =
+            (decision.actions.len() > 1 && self.may_fail() && self.rng.chance(self.config.crash_inside))
+                .then(|| self.rng.range(0, 3));
         for (n, action) in decision.actions.into_iter().enumerate() {
             if crash_at == i64::try_from(n).ok() {
                 return self.crash_operator(i);
@@ -328,24 +402,52 @@ impl Sim {
         if let Some(subject) = Subject::of(&action)
             && !self.operators[i].flying.insert(subject.clone())
         {
-            return self.violation(format!("operator {i} has two writes about {subject:?} on their way"));
+            return self.violation(format!(
+                "operator {i} has two writes about {subject:?} on their way"
+            ));
         }
         match action {
             Action::Want { .. } => {}
             Action::StopAsking { run, .. } => self.asks.retain(|_, ask| ask.operator != i || ask.run != run),
-            Action::Ask { run, turn, namespace, request, .. } => {
+            Action::Ask {
+                run,
+                turn,
+                namespace,
+                request,
+                ..
+            } => {
                 self.check_ask(i, &namespace, &run, &turn, &request);
                 let result = super::model::respond(&request, &self.config.mood, &mut self.rng);
                 self.ask_ids += 1;
-                let ask = Ask { operator: i, epoch, namespace, run, turn, term, sent_at: self.now, result };
+                let ask = Ask {
+                    operator: i,
+                    epoch,
+                    namespace,
+                    run,
+                    turn,
+                    term,
+                    sent_at: self.now,
+                    result,
+                };
                 self.asks.insert(self.ask_ids, ask);
                 let slow = if self.config.mood.plain { 20 } else { 3_000 };
-                let delay = if self.rng.chance(100) { self.rng.range(1, slow) } else { self.rng.range(1, 50) };
+                let delay = if self.rng.chance(100) {
+                    self.rng.range(1, slow)
+                } else {
+                    self.rng.range(1, 50)
+                };
                 self.later(delay, Ev::Answer(self.ask_ids));
             }
             action => {
                 let delay = self.rng_latency();
-                self.later(delay, Ev::Write { operator: i, epoch, action: Box::new(action) });
+                self.later(
+                    delay,
+                    Ev::Write {
+                        operator: i,
+                        epoch,
+                        action: Box::new(action),
+                    },
+                );
             }
         }
     }
@@ -355,14 +457,24 @@ impl Sim {
         // Paused between its last look at its leadership and the wire: it goes out when the process wakes up.
         if alive && self.operators[i].paused_until > self.now && self.rng.chance(500) {
             let until = self.operators[i].paused_until;
-            return self.at(until, Ev::Write { operator: i, epoch, action });
+            return self.at(
+                until,
+                Ev::Write {
+                    operator: i,
+                    epoch,
+                    action,
+                },
+            );
         }
         // What was on its way when the process died may arrive or not.
         if !alive && self.rng.chance(500) {
             return;
         }
         let transient = |message: &str| {
-            Err(WriteFailure { kind: WriteFailureKind::Transient, message: message.to_owned() })
+            Err(WriteFailure {
+                kind: WriteFailureKind::Transient,
+                message: message.to_owned(),
+            })
         };
         let mut events = Vec::new();
         let result = if self.may_fail() && self.rng.chance(self.config.transient) {
@@ -373,9 +485,15 @@ impl Sim {
                 && result.is_ok()
             {
                 let namespace = run.metadata.namespace.clone().unwrap_or_default();
-                self.drivers.insert(ObjectKey::new(namespace, name.clone()), (i, epoch));
+                self.drivers
+                    .insert(ObjectKey::new(namespace, name.clone()), (i, epoch));
             }
-            self.note(|| format!("api: {} of operator {i}: {result:?}", actions_of(&Decision::act((*action).clone()))));
+            self.note(|| {
+                format!(
+                    "api: {} of operator {i}: {result:?}",
+                    actions_of(&Decision::act((*action).clone()))
+                )
+            });
             if self.may_fail() && self.rng.chance(self.config.lost) {
                 transient("the answer is lost")
             } else {
@@ -386,7 +504,14 @@ impl Sim {
         if alive {
             events.push(Event::Ended { action, result });
             let delay = self.rng_latency();
-            self.later(delay, Ev::Told { operator: i, epoch, events });
+            self.later(
+                delay,
+                Ev::Told {
+                    operator: i,
+                    epoch,
+                    events,
+                },
+            );
         }
     }
 
@@ -405,12 +530,16 @@ impl Sim {
 
 fn gone(change: &super::api::Change) -> Event {
     match change.kind {
-        Kind::Run => Event::RunGone { uid: change.uid.clone() },
+        Kind::Run => Event::RunGone {
+            uid: change.uid.clone(),
+        },
         Kind::Turn => Event::TurnGone(change.key.clone()),
         Kind::Execution => Event::ExecutionGone(change.key.clone()),
         Kind::Tool => Event::ToolGone(change.key.clone()),
         Kind::Provider => Event::ProviderGone(change.key.clone()),
-        Kind::Node => Event::NodeGone { name: change.key.name.clone() },
+        Kind::Node => Event::NodeGone {
+            name: change.key.name.clone(),
+        },
     }
 }
 
@@ -421,24 +550,40 @@ pub fn actions_of(decision: &Decision) -> String {
         .iter()
         .map(|action| match action {
             Action::CreateTurn { name, .. } => format!("CreateTurn({name})"),
-            Action::EndTurn { turn, status } => format!("EndTurn({}, {:?})", name(&turn.metadata), status.phase),
+            Action::EndTurn { turn, status } => {
+                format!("EndTurn({}, {:?})", name(&turn.metadata), status.phase)
+            }
             Action::Ask { turn, .. } => format!("Ask({turn})"),
             Action::StopAsking { turn, .. } => format!("StopAsking({turn})"),
             Action::CreateExecution { name, spec, .. } => {
-                format!("CreateExecution({name}, {:?})", spec.binding.as_ref().map(|b| &b.node_name))
+                format!(
+                    "CreateExecution({name}, {:?})",
+                    spec.binding.as_ref().map(|b| &b.node_name)
+                )
             }
-            Action::Bind { execution, binding } => format!("Bind({}, {})", name(&execution.metadata), binding.node_name),
+            Action::Bind { execution, binding } => {
+                format!("Bind({}, {})", name(&execution.metadata), binding.node_name)
+            }
             Action::Cancel { execution } => format!("Cancel({})", name(&execution.metadata)),
             Action::WriteExecution { execution, status } => {
-                format!("WriteExecution({}, {:?}, {:?})", name(&execution.metadata), status.phase, status.reason)
+                format!(
+                    "WriteExecution({}, {:?}, {:?})",
+                    name(&execution.metadata),
+                    status.phase,
+                    status.reason
+                )
             }
-            Action::WriteRun { run, status } => format!("WriteRun({}, {:?})", name(&run.metadata), status.phase),
+            Action::WriteRun { run, status } => {
+                format!("WriteRun({}, {:?})", name(&run.metadata), status.phase)
+            }
             Action::WriteTool { tool, .. } => format!("WriteTool({})", name(&tool.metadata)),
             Action::CheckProvider { .. } => "CheckProvider".into(),
             Action::WriteProvider { .. } => "WriteProvider".into(),
             Action::Want { waiters } => format!("Want({})", waiters.len()),
             Action::DeleteRun { run } => format!("DeleteRun({})", name(&run.metadata)),
-            Action::DeleteExecution { execution } => format!("DeleteExecution({})", name(&execution.metadata)),
+            Action::DeleteExecution { execution } => {
+                format!("DeleteExecution({})", name(&execution.metadata))
+            }
         })
         .collect();
     format!("[{}]", words.join(" "))
@@ -452,7 +597,10 @@ pub fn check_decision(
     now: fairlead_crds::values::Time,
 ) -> Result<(), String> {
     if decision.wake.is_some_and(|wake| wake <= now) {
-        return Err(format!("{key:?} wants to be woken at {:?}, which is not after {now}", decision.wake));
+        return Err(format!(
+            "{key:?} wants to be woken at {:?}, which is not after {now}",
+            decision.wake
+        ));
     }
     explains(world, key, decision)?;
     super::safe::check(world, decision)
@@ -473,7 +621,9 @@ fn explains(world: &fairlead_decide::cluster::World, key: &Key, decision: &Decis
         return Ok(());
     }
     if decision.because.is_empty() {
-        return Err(format!("{key:?} is not finished, nothing is done, and no reason is given"));
+        return Err(format!(
+            "{key:?} is not finished, nothing is done, and no reason is given"
+        ));
     }
     // A write on its way, a request in progress, a node that has it, the queue, and a deletion end by an event.
     let by_event = decision.because.iter().any(|b| {
@@ -488,7 +638,10 @@ fn explains(world: &fairlead_decide::cluster::World, key: &Key, decision: &Decis
         )
     });
     if decision.wake.is_none() && !by_event {
-        return Err(format!("{key:?} waits for {:?} and will not look again", decision.because));
+        return Err(format!(
+            "{key:?} waits for {:?} and will not look again",
+            decision.because
+        ));
     }
     Ok(())
 }

@@ -23,12 +23,24 @@ impl Sim {
     }
 
     pub fn unfinished(&self) -> String {
-        let runs = self.api.runs.iter().filter(|(_, r)| !run_ended(r)).map(|(k, _)| format!("run {k}"));
-        let executions =
-            self.api.executions.iter().filter(|(_, x)| !has_ended(x)).map(|(k, _)| format!("execution {k}"));
+        let runs = self
+            .api
+            .runs
+            .iter()
+            .filter(|(_, r)| !run_ended(r))
+            .map(|(k, _)| format!("run {k}"));
+        let executions = self
+            .api
+            .executions
+            .iter()
+            .filter(|(_, x)| !has_ended(x))
+            .map(|(k, _)| format!("execution {k}"));
         let named: Vec<_> = runs.chain(executions).collect();
         if named.is_empty() {
-            return format!("something goes on writing: {:?}, the last at {} ms", self.api.writes, self.last_write);
+            return format!(
+                "something goes on writing: {:?}, the last at {} ms",
+                self.api.writes, self.last_write
+            );
         }
         named.join(", ")
     }
@@ -39,7 +51,10 @@ impl Sim {
             return Err(violation.clone());
         }
         if !self.all_have_ended() {
-            return Err(format!("nothing happens any more, and these have not ended: {}", self.unfinished()));
+            return Err(format!(
+                "nothing happens any more, and these have not ended: {}",
+                self.unfinished()
+            ));
         }
         for (uid, count) in &self.effects {
             if *count > 1 {
@@ -50,7 +65,9 @@ impl Sim {
             let effects: u32 = made.iter().filter_map(|(_, uid)| self.effects.get(uid)).sum();
             // One that was deleted with its run may be created again by a write that comes late: it has no effect.
             if effects > 1 || made.iter().any(|(name, _)| *name != made[0].0) {
-                return Err(format!("call {call} of run {run} became {made:?}, with {effects} effects"));
+                return Err(format!(
+                    "call {call} of run {run} became {made:?}, with {effects} effects"
+                ));
             }
         }
         for execution in self.api.executions.values() {
@@ -71,14 +88,22 @@ impl Sim {
         let uid = execution.metadata.uid.clone().unwrap_or_default();
         let effects = self.effects.get(&uid).copied().unwrap_or(0);
         match (status.phase, status.outcome) {
-            (Some(ExecutionPhase::Succeeded), outcome) if effects != 1 || outcome != Some(Outcome::Completed) => {
-                return Err(format!("{name} succeeded with {effects} effects and outcome {outcome:?}"));
+            (Some(ExecutionPhase::Succeeded), outcome)
+                if effects != 1 || outcome != Some(Outcome::Completed) =>
+            {
+                return Err(format!(
+                    "{name} succeeded with {effects} effects and outcome {outcome:?}"
+                ));
             }
             (_, Some(Outcome::NotStarted)) if effects != 0 => {
-                return Err(format!("{name} is said not to have started, and had {effects} effects: {status:?}"));
+                return Err(format!(
+                    "{name} is said not to have started, and had {effects} effects: {status:?}"
+                ));
             }
             (_, Some(Outcome::Completed)) if effects != 1 => {
-                return Err(format!("{name} is said to have completed, and had {effects} effects"));
+                return Err(format!(
+                    "{name} is said to have completed, and had {effects} effects"
+                ));
             }
             (_, None) => return Err(format!("{name} ended without an outcome")),
             _ => {}
@@ -99,14 +124,32 @@ impl Sim {
             return Err(format!("turn {what} is left {:?}", turn_phase(turn)));
         }
         // What the model was told not to have happened has not happened.
-        let Some(past) = self.turn_of(&turn.spec.run_ref.uid, turn.spec.index - 1) else { return Ok(()) };
+        let Some(past) = self.turn_of(&turn.spec.run_ref.uid, turn.spec.index - 1) else {
+            return Ok(());
+        };
         for told in &turn.spec.observations {
-            let call = past.status.iter().flat_map(|s| &s.tool_calls).find(|c| c.call_id == told.call_id);
-            let Some(name) = call.and_then(|c| c.execution_name.clone()) else { continue };
+            let call = past
+                .status
+                .iter()
+                .flat_map(|s| &s.tool_calls)
+                .find(|c| c.call_id == told.call_id);
+            let Some(name) = call.and_then(|c| c.execution_name.clone()) else {
+                continue;
+            };
             let key = ObjectKey::new(turn.metadata.namespace.clone().unwrap_or_default(), name.clone());
-            let uid = self.api.executions.get(&key).and_then(|x| x.metadata.uid.clone()).unwrap_or_default();
-            if serde_json::from_str::<serde_json::Value>(&told.text).is_err() && self.effects.contains_key(&uid) {
-                return Err(format!("the model was told of {name}: {:?}, and it had an effect", told.text));
+            let uid = self
+                .api
+                .executions
+                .get(&key)
+                .and_then(|x| x.metadata.uid.clone())
+                .unwrap_or_default();
+            if serde_json::from_str::<serde_json::Value>(&told.text).is_err()
+                && self.effects.contains_key(&uid)
+            {
+                return Err(format!(
+                    "the model was told of {name}: {:?}, and it had an effect",
+                    told.text
+                ));
             }
         }
         Ok(())
@@ -117,19 +160,27 @@ impl Sim {
         let status = run.status.clone().unwrap_or_default();
         let clean = self.config.calm && self.config.patient && self.config.mood.errors == 0;
         if clean && status.phase != Some(RunPhase::Succeeded) {
-            return Err(format!("nothing went wrong, and run {what} ended {:?}: {:?}", status.phase, status.failure));
+            return Err(format!(
+                "nothing went wrong, and run {what} ended {:?}: {:?}",
+                status.phase, status.failure
+            ));
         }
         Ok(())
     }
 
     fn turn_of(&self, run: &str, index: i64) -> Option<&AgentTurn> {
         let turns = self.api.turns.values().map(|t| &**t);
-        turns.filter(|t| t.spec.run_ref.uid == run && t.spec.index == index).find(|t| turn_phase(t) == TurnPhase::Completed)
+        turns
+            .filter(|t| t.spec.run_ref.uid == run && t.spec.index == index)
+            .find(|t| turn_phase(t) == TurnPhase::Completed)
     }
 
     /// A request says exactly what is stored, goes out once at a time, and by the process that made its turn.
     pub fn check_ask(&mut self, i: usize, namespace: &str, run: &str, turn: &str, request: &ModelRequest) {
-        let twin = self.asks.values().any(|ask| ask.turn == turn && ask.namespace == namespace);
+        let twin = self
+            .asks
+            .values()
+            .any(|ask| ask.turn == turn && ask.namespace == namespace);
         if twin {
             return self.violation(format!("turn {turn} is asked twice at once"));
         }
@@ -138,17 +189,27 @@ impl Sim {
             return self.violation(format!("turn {turn} is driven by a process that did not make it"));
         }
         // The run may just have been deleted.
-        let Some(stored) = self.api.turns.get(&key).cloned() else { return };
+        let Some(stored) = self.api.turns.get(&key).cloned() else {
+            return;
+        };
         let told = digest(&json!({"messages": request.messages, "tools": request.tools}));
         if told != stored.spec.request_digest {
-            return self.violation(format!("the request of {turn} is not the one its digest was made of"));
+            return self.violation(format!(
+                "the request of {turn} is not the one its digest was made of"
+            ));
         }
         if let Err(text) = self.check_messages(namespace, run, &stored, request) {
             self.violation(format!("the request of {turn}: {text}"));
         }
     }
 
-    fn check_messages(&self, namespace: &str, run: &str, turn: &AgentTurn, request: &ModelRequest) -> Result<(), String> {
+    fn check_messages(
+        &self,
+        namespace: &str,
+        run: &str,
+        turn: &AgentTurn,
+        request: &ModelRequest,
+    ) -> Result<(), String> {
         let texts: BTreeMap<&str, &str> = request
             .messages
             .iter()
@@ -161,10 +222,16 @@ impl Sim {
             let Some(past) = self.turn_of(run, index) else {
                 return Err(format!("turn {index} before it is not completed"));
             };
-            let next = if index + 1 == turn.spec.index { Some(turn) } else { self.turn_of(run, index + 1) };
+            let next = if index + 1 == turn.spec.index {
+                Some(turn)
+            } else {
+                self.turn_of(run, index + 1)
+            };
             for call in past.status.iter().flat_map(|s| &s.tool_calls) {
                 let id = call.call_id.as_str();
-                let text = *texts.get(id).ok_or_else(|| format!("call {id} of turn {index} has no result"))?;
+                let text = *texts
+                    .get(id)
+                    .ok_or_else(|| format!("call {id} of turn {index} has no result"))?;
                 let observed = next.and_then(|t| t.spec.observations.iter().find(|o| o.call_id == id));
                 let expected = match (observed, &call.error) {
                     (Some(observation), _) => observation.text.clone(),
@@ -172,13 +239,17 @@ impl Sim {
                     (None, None) => {
                         let name = call.execution_name.clone().unwrap_or_default();
                         match self.api.executions.get(&ObjectKey::new(namespace, name.clone())) {
-                            Some(execution) => result_of(execution).ok_or_else(|| format!("{name} has no end yet"))?,
+                            Some(execution) => {
+                                result_of(execution).ok_or_else(|| format!("{name} has no end yet"))?
+                            }
                             None => return Err(format!("{name} is not stored")),
                         }
                     }
                 };
                 if text != expected {
-                    return Err(format!("call {id} of turn {index} says {text:?}, and stored is {expected:?}"));
+                    return Err(format!(
+                        "call {id} of turn {index} says {text:?}, and stored is {expected:?}"
+                    ));
                 }
             }
         }
@@ -199,6 +270,10 @@ fn result_of(execution: &ToolExecution) -> Option<String> {
         status.reason.clone().unwrap_or_default(),
         status.message.clone().unwrap_or_default()
     );
-    let newline = if output.is_empty() || output.ends_with('\n') { "" } else { "\n" };
+    let newline = if output.is_empty() || output.ends_with('\n') {
+        ""
+    } else {
+        "\n"
+    };
     Some(format!("{output}{newline}{line}"))
 }

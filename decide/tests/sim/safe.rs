@@ -3,7 +3,9 @@
 
 use super::api::{name, run_ended, turn_phase};
 use fairlead_crds::TurnPhase;
-use fairlead_decide::cluster::{Action, Decision, ObjectKey, RequestState, Subject, World, has_ended, key_of};
+use fairlead_decide::cluster::{
+    Action, Decision, ObjectKey, RequestState, Subject, World, has_ended, key_of,
+};
 use std::collections::{BTreeMap, BTreeSet};
 
 pub fn check(world: &World, decision: &Decision) -> Result<(), String> {
@@ -34,12 +36,15 @@ pub fn check(world: &World, decision: &Decision) -> Result<(), String> {
     for (node, count) in placed {
         let lease = world.nodes.get(node).and_then(|n| n.lease.as_ref());
         let capacity = lease.map_or(0, |l| l.capacity);
-        let bound = world.executions.values().filter(|x| {
-            !has_ended(x) && x.spec.binding.as_ref().is_some_and(|b| b.node_name == node)
-        });
+        let bound = world
+            .executions
+            .values()
+            .filter(|x| !has_ended(x) && x.spec.binding.as_ref().is_some_and(|b| b.node_name == node));
         let load = bound.count().max(world.load.on_node(node));
         if load + count > capacity {
-            return Err(format!("{count} more on node {node}, which has {load} of {capacity}"));
+            return Err(format!(
+                "{count} more on node {node}, which has {load} of {capacity}"
+            ));
         }
     }
     Ok(())
@@ -58,22 +63,36 @@ fn one(world: &World, action: &Action) -> Result<(), String> {
             Ok(())
         }
         Action::Cancel { execution } | Action::WriteExecution { execution, .. } if has_ended(execution) => {
-            Err(format!("{} has ended and would be written", key_of(&execution.metadata)))
+            Err(format!(
+                "{} has ended and would be written",
+                key_of(&execution.metadata)
+            ))
         }
         Action::WriteRun { run, status } if run_ended(run) => {
             let same = run.status.as_ref().and_then(|s| s.phase) == status.phase;
-            if same { Ok(()) } else { Err(format!("run {} has ended and would change", name(&run.metadata))) }
+            if same {
+                Ok(())
+            } else {
+                Err(format!("run {} has ended and would change", name(&run.metadata)))
+            }
         }
-        Action::EndTurn { turn, .. } if turn_phase(turn).is_terminal() => {
-            Err(format!("turn {} has ended and would be ended again", name(&turn.metadata)))
-        }
+        Action::EndTurn { turn, .. } if turn_phase(turn).is_terminal() => Err(format!(
+            "turn {} has ended and would be ended again",
+            name(&turn.metadata)
+        )),
         Action::CreateExecution { run, name, spec } => create(world, run, name, spec),
         Action::Ask { run, turn, .. } => {
             let request = world.runs.get(run).and_then(|s| s.request.as_ref());
             match request {
-                Some(request) if request.turn == *turn && matches!(request.state, RequestState::Idle { .. }) => Ok(()),
+                Some(request)
+                    if request.turn == *turn && matches!(request.state, RequestState::Idle { .. }) =>
+                {
+                    Ok(())
+                }
                 Some(_) => Err(format!("turn {turn} is asked twice at once, or beside another")),
-                None => Err(format!("turn {turn} was not made by this process and would be asked")),
+                None => Err(format!(
+                    "turn {turn} was not made by this process and would be asked"
+                )),
             }
         }
         _ => Ok(()),
@@ -94,8 +113,13 @@ fn create(
     if spec.run_ref.as_ref().is_none_or(|r| r.uid != uid) {
         return Err(format!("{key} would be created for another run"));
     }
-    let Some((state, stored)) = world.run(&uid) else { return Err(format!("{key} would be created for no run")) };
-    if run_ended(stored) || stored.spec.desired_state.is_some() || stored.metadata.deletion_timestamp.is_some() {
+    let Some((state, stored)) = world.run(&uid) else {
+        return Err(format!("{key} would be created for no run"));
+    };
+    if run_ended(stored)
+        || stored.spec.desired_state.is_some()
+        || stored.metadata.deletion_timestamp.is_some()
+    {
         return Err(format!("{key} would be created although its run ends"));
     }
     let call = state
@@ -107,6 +131,8 @@ fn create(
         .find(|c| Some(&c.call_id) == spec.call_id.as_ref());
     match call {
         Some(call) if call.execution_name.as_deref() == Some(name) => Ok(()),
-        _ => Err(format!("{key} would be created, but no completed turn has that call")),
+        _ => Err(format!(
+            "{key} would be created, but no completed turn has that call"
+        )),
     }
 }

@@ -77,15 +77,27 @@ impl Sim {
     pub fn plan_users(&mut self) {
         let patient = self.config.patient;
         for namespace in NAMESPACES {
-            let late = |sim: &mut Self| if !patient && sim.rng.chance(150) { sim.rng.range(0, 40_000) } else { 0 };
+            let late = |sim: &mut Self| {
+                if !patient && sim.rng.chance(150) {
+                    sim.rng.range(0, 40_000)
+                } else {
+                    0
+                }
+            };
             let at = late(self);
             self.plan(at, Deed::CreateProvider(Box::new(provider(namespace))));
             for (name, parallel, hard) in [("beside", true, 20), ("alone", false, 40)] {
                 let at = late(self);
-                self.plan(at, Deed::ApplyTool(Box::new(tool(namespace, name, parallel, hard))));
+                self.plan(
+                    at,
+                    Deed::ApplyTool(Box::new(tool(namespace, name, parallel, hard))),
+                );
                 if !patient && self.rng.chance(200) {
                     let at = self.rng.range(1_000, 60_000);
-                    self.plan(at, Deed::ApplyTool(Box::new(tool(namespace, name, parallel, hard + 1))));
+                    self.plan(
+                        at,
+                        Deed::ApplyTool(Box::new(tool(namespace, name, parallel, hard + 1))),
+                    );
                 }
             }
         }
@@ -100,7 +112,10 @@ impl Sim {
             }
             let ttl = self.rng.chance(300).then(|| self.rng.range(0, 10));
             let at = self.rng.range(0, 40_000);
-            self.plan(at, Deed::CreateOwn(Box::new(own(namespace, &format!("own-{n}"), &arguments, ttl))));
+            self.plan(
+                at,
+                Deed::CreateOwn(Box::new(own(namespace, &format!("own-{n}"), &arguments, ttl))),
+            );
         }
         if !patient {
             self.plan_meddling();
@@ -163,14 +178,25 @@ impl Sim {
                 }
             }
             Deed::CancelSomeExecution => {
-                let live: Vec<_> = self.api.executions.iter().filter(|(_, x)| !has_ended(x)).map(|(k, _)| k.clone()).collect();
+                let live: Vec<_> = self
+                    .api
+                    .executions
+                    .iter()
+                    .filter(|(_, x)| !has_ended(x))
+                    .map(|(k, _)| k.clone())
+                    .collect();
                 if let Some(key) = self.rng.pick(&live) {
                     self.api.cancel_execution(key);
                 }
             }
             Deed::DeleteSomeOwn => {
-                let own: Vec<_> =
-                    self.api.executions.iter().filter(|(_, x)| x.spec.run_ref.is_none()).map(|(k, _)| k.clone()).collect();
+                let own: Vec<_> = self
+                    .api
+                    .executions
+                    .iter()
+                    .filter(|(_, x)| x.spec.run_ref.is_none())
+                    .map(|(k, _)| k.clone())
+                    .collect();
                 if let Some(key) = self.rng.pick(&own) {
                     self.api.delete_execution(key);
                 }

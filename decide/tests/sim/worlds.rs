@@ -22,7 +22,11 @@ const RUNS: i64 = 3;
 
 impl Odd {
     pub fn new(seed: u64, hostile: bool) -> Self {
-        Self { rng: Rng::new(seed), version: 0, hostile }
+        Self {
+            rng: Rng::new(seed),
+            version: 0,
+            hostile,
+        }
     }
 
     fn some<T>(&mut self, thousandths: u32, value: T) -> Option<T> {
@@ -98,7 +102,12 @@ impl Odd {
                 phase: Some(phase),
                 turns: self.number(1000),
                 completion_time: phase.is_terminal().then_some(ended),
-                transitions: vec![Transition { n: self.number(20), phase, reason: "X".into(), at: ended }],
+                transitions: vec![Transition {
+                    n: self.number(20),
+                    phase,
+                    reason: "X".into(),
+                    at: ended,
+                }],
                 ..AgentRunStatus::default()
             });
         }
@@ -110,7 +119,10 @@ impl Odd {
         let (index, attempt) = (self.number(3), self.number(2));
         let name = turn_name(&run, &uid, index, attempt);
         let spec = AgentTurnSpec {
-            run_ref: OwnedRef { name: run.clone(), uid: uid.clone() },
+            run_ref: OwnedRef {
+                name: run.clone(),
+                uid: uid.clone(),
+            },
             index,
             attempt,
             provider_ref: LocalRef::new("model"),
@@ -127,15 +139,27 @@ impl Odd {
         let mut turn = AgentTurn::new(&name, spec);
         turn.metadata = self.metadata(name.clone(), name);
         if self.rng.chance(700) {
-            let phases: Vec<_> = TurnPhase::ALL.iter().copied().chain([TurnPhase::Unknown]).collect();
-            let phase = if self.rng.chance(600) { TurnPhase::Completed } else { self.pick(&phases) };
+            let phases: Vec<_> = TurnPhase::ALL
+                .iter()
+                .copied()
+                .chain([TurnPhase::Unknown])
+                .collect();
+            let phase = if self.rng.chance(600) {
+                TurnPhase::Completed
+            } else {
+                self.pick(&phases)
+            };
             let ended = self.moment();
             let calls = self.rng.range(0, 4);
             turn.status = Some(AgentTurnStatus {
                 phase: Some(phase),
                 completion_time: self.some(950, ended),
                 tool_calls: (0..calls).map(|n| self.call(&run, &uid, index, n)).collect(),
-                usage: Some(TurnUsage { input_tokens: self.number(9), output_tokens: self.number(9), cached_tokens: 0 }),
+                usage: Some(TurnUsage {
+                    input_tokens: self.number(9),
+                    output_tokens: self.number(9),
+                    cached_tokens: 0,
+                }),
                 ..AgentTurnStatus::default()
             });
         }
@@ -160,14 +184,28 @@ impl Odd {
         let call_id = format!("c{n}");
         let name = execution_name(run, uid, index, &call_id);
         let built_in = self.rng.chance(150);
-        let tool = if built_in { "cancel_tool_execution" } else { self.pick(&["beside", "alone", "nothing"]) };
+        let tool = if built_in {
+            "cancel_tool_execution"
+        } else {
+            self.pick(&["beside", "alone", "nothing"])
+        };
         ToolCall {
             original_call_id: None,
             tool: tool.into(),
-            arguments: if built_in { object(json!({"execution_id": name})) } else { object(json!({"ms": 1})) },
+            arguments: if built_in {
+                object(json!({"execution_id": name}))
+            } else {
+                object(json!({"ms": 1}))
+            },
             execution_name: self.some(if self.hostile { 900 } else { 1000 }, name),
             stage: self.number(3).clamp(0, 3),
-            error: self.some(100, CallError { reason: "X".into(), text: "no".into() }),
+            error: self.some(
+                100,
+                CallError {
+                    reason: "X".into(),
+                    text: "no".into(),
+                },
+            ),
             call_id,
         }
     }
@@ -196,7 +234,11 @@ impl Odd {
             execution.spec.binding = Some(self.binding());
         }
         if self.rng.chance(600) {
-            let phases: Vec<_> = ExecutionPhase::ALL.iter().copied().chain([ExecutionPhase::Unknown]).collect();
+            let phases: Vec<_> = ExecutionPhase::ALL
+                .iter()
+                .copied()
+                .chain([ExecutionPhase::Unknown])
+                .collect();
             let phase = self.pick(&phases);
             let ended = self.moment();
             let odd = self.hostile && self.rng.chance(100);
@@ -234,7 +276,11 @@ impl Odd {
     fn provider(&mut self) -> Event {
         if self.rng.chance(500) {
             let fault = self.some(200, ("SecretNotReadable".to_owned(), "no".to_owned()));
-            return Event::ProviderChecked { key: ObjectKey::new("a", "model"), generation: 1, fault };
+            return Event::ProviderChecked {
+                key: ObjectKey::new("a", "model"),
+                generation: 1,
+                fault,
+            };
         }
         let mut provider = users::provider("a");
         provider.metadata = self.metadata("model".into(), "uid-model".into());
@@ -261,7 +307,12 @@ fn object(value: serde_json::Value) -> OpenObject {
 pub fn keys(world: &fairlead_decide::cluster::World) -> Vec<Key> {
     let mut keys = vec![Key::Queue];
     keys.extend(world.runs.keys().cloned().map(Key::Run));
-    keys.extend(world.executions.values().map(|x| Key::Execution(key_of(&x.metadata))));
+    keys.extend(
+        world
+            .executions
+            .values()
+            .map(|x| Key::Execution(key_of(&x.metadata))),
+    );
     keys.extend(world.tools.keys().cloned().map(Key::Tool));
     keys.extend(world.providers.keys().cloned().map(Key::Provider));
     keys.extend(world.nodes.keys().cloned().map(Key::Node));
