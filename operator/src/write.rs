@@ -8,7 +8,7 @@ use fairlead_decide::cluster::{Action, Event, WriteFailure, WriteFailureKind, ke
 use fairlead_decide::output::yaml_safe;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::api::{
-    DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions, ValidationDirective,
+    DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions, Request, ValidationDirective,
 };
 use kube::{Api, Resource};
 use rand::RngCore;
