@@ -22,6 +22,11 @@ impl Samples {
         Ok(Self(micros))
     }
 
+    /// All of these together.
+    pub fn merged(parts: Vec<Self>) -> Result<Self> {
+        Self::new(parts.into_iter().flat_map(|part| part.0).collect())
+    }
+
     /// How many there are.
     pub fn count(&self) -> usize {
         self.0.len()
@@ -65,6 +70,9 @@ mod tests {
         );
         assert_eq!(samples.text(), "2.00 / 4.00 ms");
         assert_eq!(Samples::parse("12345").unwrap().text(), "12.3 / 12.3 ms");
+        let merged =
+            Samples::merged(vec![Samples::parse("9 1").unwrap(), Samples::parse("5").unwrap()]).unwrap();
+        assert_eq!(merged, Samples::parse("1 5 9").unwrap());
         assert!(Samples::parse(" ").is_err() && Samples::parse("x").is_err());
     }
 }
