@@ -5,7 +5,9 @@
 mod sim;
 
 use fairlead_crds::names::execution_name;
-use fairlead_crds::{AgentTurn, AgentTurnStatus, ExecutionPhase, RunPhase, ToolExecution, TurnPhase};
+use fairlead_crds::{
+    AgentTurn, AgentTurnStatus, ExecutionPhase, RunPhase, ToolExecution, ToolExecutionStatus, TurnPhase,
+};
 use fairlead_decide::cluster::{
     Action, Decision, Event, Key, NodeLease, ObjectKey, WriteFailure, WriteFailureKind,
 };
@@ -413,4 +415,42 @@ fn counts_of_tokens_do_not_overflow() {
     turn.metadata.resource_version = Some("999".into());
     stage.absorb(Event::Turn(Arc::new(turn)));
     assert!(!stage.decide(&stage.run_key()).actions.is_empty());
+}
+
+/// The answer to a write may be slower than the watch: what was seen to end, or to be gone, does not come back by it.
+#[test]
+fn a_late_answer_brings_nothing_back() {
+    for gone in [false, true] {
+        let mut stage = Stage::new().answered(&["beside"]);
+        stage.act(&stage.run_key());
+        let create = stage.decide(&Key::Queue).actions.remove(0);
+        stage.start(&create);
+        let (told, result) = stage.api.write(&create, stage.now, &mut stage.rng);
+        let bound = stage.execution("c0");
+        stage.absorb(Event::Execution(Arc::new(bound.clone())));
+        if gone {
+            let key = ObjectKey::new("a", stage.name_of("c0"));
+            stage.absorb(Event::ExecutionGone(key));
+        } else {
+            let mut ended = bound;
+            ended.metadata.resource_version = Some("998".into());
+            let phase = Some(ExecutionPhase::Succeeded);
+            ended.status = Some(ToolExecutionStatus {
+                phase,
+                ..ToolExecutionStatus::default()
+            });
+            stage.absorb(Event::Execution(Arc::new(ended)));
+            let mut run = fairlead_crds::AgentRun::clone(stage.api.runs.values().next().unwrap());
+            run.metadata.resource_version = Some("999".into());
+            run.status.get_or_insert_default().phase = Some(RunPhase::Failed);
+            stage.absorb(Event::Run(Arc::new(run)));
+        }
+        told.into_iter().for_each(|event| stage.absorb(event));
+        stage.absorb(Event::Ended {
+            action: Box::new(create),
+            result,
+        });
+        assert_eq!(stage.core.world.load.on_node("node-0"), 0);
+        assert!(stage.core.world.executions.is_empty());
+    }
 }

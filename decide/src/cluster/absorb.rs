@@ -98,6 +98,10 @@ impl World {
 
     fn drop_execution(&mut self, key: &ObjectKey) -> Option<Arc<ToolExecution>> {
         let execution = self.executions.remove(key)?;
+        self.bury(
+            Subject::Execution(key.clone()),
+            version(&execution.metadata).unwrap_or(0),
+        );
         if let Some(run) = &execution.spec.run_ref
             && let Some(keys) = self.executions_of.get_mut(&run.uid)
         {
@@ -107,6 +111,20 @@ impl World {
             }
         }
         Some(execution)
+    }
+
+    /// Remembers a subject that is forgotten until the write about it has come to its end.
+    fn bury(&mut self, subject: Subject, seen: u64) {
+        if self.writes.in_flight(&subject) {
+            let known = self.buried.entry(subject).or_default();
+            *known = seen.max(*known);
+        }
+    }
+
+    fn is_buried(&self, subject: &Subject, metadata: &ObjectMeta) -> bool {
+        self.buried
+            .get(subject)
+            .is_some_and(|seen| version(metadata).is_some_and(|v| v <= *seen))
     }
 
     fn led(&mut self, term: Option<i64>, now: Time, dirty: &mut BTreeSet<Key>) {
@@ -133,6 +151,9 @@ impl World {
         let Some(uid) = run.metadata.uid.clone() else {
             return;
         };
+        if self.is_buried(&Subject::Run(uid.clone()), &run.metadata) {
+            return;
+        }
         let state = self.runs.entry(uid.clone()).or_default();
         if state
             .object
@@ -182,6 +203,9 @@ impl World {
     pub(super) fn run_gone(&mut self, uid: &str, dirty: &mut BTreeSet<Key>) {
         self.forget_children(uid);
         self.runs.remove(uid);
+        // The UID never comes back.
+        self.bury(Subject::Turn(uid.to_owned()), u64::MAX);
+        self.bury(Subject::Run(uid.to_owned()), u64::MAX);
         self.writes.done(&Subject::Turn(uid.to_owned()));
         self.writes.done(&Subject::Run(uid.to_owned()));
         dirty.insert(Key::Queue);
@@ -189,6 +213,9 @@ impl World {
 
     fn saw_turn(&mut self, turn: Arc<AgentTurn>, dirty: &mut BTreeSet<Key>) {
         let uid = turn.spec.run_ref.uid.clone();
+        if self.is_buried(&Subject::Turn(uid.clone()), &turn.metadata) {
+            return;
+        }
         let state = self.runs.entry(uid.clone()).or_default();
         let at = (turn.spec.index, turn.spec.attempt);
         if state.object.as_deref().is_some_and(run_ended) && phase_of(&turn).is_terminal() {
@@ -229,6 +256,7 @@ impl World {
             .executions
             .get(&key)
             .is_some_and(|old| !newer(&old.metadata, &execution.metadata))
+            || self.is_buried(&Subject::Execution(key.clone()), &execution.metadata)
         {
             return;
         }
@@ -262,6 +290,7 @@ impl World {
                     .is_some_and(run_ended);
                 if over && is_settled(&execution) {
                     self.drop_execution(&key);
+                    self.bury(Subject::Execution(key), version(&execution.metadata).unwrap_or(0));
                 } else {
                     self.keep(key, execution);
                 }
@@ -385,11 +414,14 @@ impl World {
 /// The API server's resource versions of one object are integers that rise; where they are not (another storage), the
 /// later arrival is believed.
 fn newer(old: &ObjectMeta, new: &ObjectMeta) -> bool {
-    let number = |m: &ObjectMeta| m.resource_version.as_deref().and_then(|v| v.parse::<u64>().ok());
-    match (number(old), number(new)) {
+    match (version(old), version(new)) {
         (Some(a), Some(b)) => b > a,
         _ => true,
     }
+}
+
+fn version(metadata: &ObjectMeta) -> Option<u64> {
+    metadata.resource_version.as_deref().and_then(|v| v.parse().ok())
 }
 
 fn run_ended(run: &AgentRun) -> bool {

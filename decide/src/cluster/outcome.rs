@@ -134,6 +134,7 @@ impl World {
         };
         if let Some(subject) = Subject::of(action) {
             self.writes.end(&subject, result, now);
+            self.buried.remove(&subject);
             dirty.insert(subject.key(action));
         }
         if gone {

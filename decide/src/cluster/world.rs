@@ -2,7 +2,7 @@
 
 use super::load::Load;
 use super::types::{NodeLease, ObjectKey};
-use super::writes::Writes;
+use super::writes::{Subject, Writes};
 use crate::model::{ModelError, ModelResponse};
 use crate::tool_check::{AcceptedTool, ToolFault};
 use fairlead_crds::values::Time;
@@ -165,6 +165,9 @@ pub struct World {
     pub writes: Writes,
     pub(super) turn_owner: BTreeMap<ObjectKey, (String, i64, i64)>,
     pub(super) executions_of: BTreeMap<String, BTreeSet<ObjectKey>>,
+    /// What was forgotten while a write about it was on its way, with the last version that was seen: the answer to that
+    /// write may show it again.
+    pub(super) buried: BTreeMap<Subject, u64>,
 }
 
 impl World {

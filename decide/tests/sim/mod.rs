@@ -5,7 +5,10 @@
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
-#![allow(clippy::too_many_lines, reason = "a toy executor is one match over all actions, and reads best as that")]
+#![allow(
+    clippy::too_many_lines,
+    reason = "a toy executor is one match over all actions, and reads best as that"
+)]
 
 pub mod api;
 pub mod config;

@@ -264,6 +264,19 @@ impl Sim {
     }
 
     fn absorb(&mut self, i: usize, event: Event) {
+        if let Event::Execution(x) = &event {
+            let line = format!(
+                "operator {i} sees {} at {:?} {:?}",
+                name(&x.metadata),
+                x.metadata.resource_version,
+                x.status.as_ref().and_then(|s| s.phase)
+            );
+            self.note(|| line);
+        }
+        if let Event::ExecutionGone(x) = &event {
+            let line = format!("operator {i} sees {x} gone");
+            self.note(|| line);
+        }
         let now = time(self.now);
         let dirty = self.operators[i].core.absorb(event, now);
         self.operators[i].dirty.extend(dirty);

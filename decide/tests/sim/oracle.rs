@@ -79,6 +79,49 @@ impl Sim {
         for run in self.api.runs.values() {
             self.judge_run(run)?;
         }
+        self.judge_memory()
+    }
+
+    /// A leader remembers nothing that is not there any more.
+    fn judge_memory(&self) -> Result<(), String> {
+        for (i, operator) in self
+            .operators
+            .iter()
+            .enumerate()
+            .filter(|(_, o)| o.up && o.term().is_some())
+        {
+            let world = &operator.core.world;
+            let loaded = self.nodes.iter().find(|n| world.load.on_node(&n.name) > 0);
+            if let Some(node) = loaded {
+                let counted: Vec<_> = world
+                    .load
+                    .executions_on(&node.name)
+                    .map(ToString::to_string)
+                    .collect();
+                return Err(format!(
+                    "operator {i} still counts {} on {}",
+                    counted.join(", "),
+                    node.name
+                ));
+            }
+            let waits = world.waiting.keys().next();
+            let execution = world
+                .executions
+                .keys()
+                .find(|key| !self.api.executions.contains_key(key));
+            if let Some(key) = waits.or(execution) {
+                return Err(format!("operator {i} still knows {key}"));
+            }
+            let known = |uid: &String| {
+                self.api
+                    .runs
+                    .values()
+                    .any(|r| r.metadata.uid.as_ref() == Some(uid))
+            };
+            if let Some(uid) = world.runs.keys().find(|uid| !known(uid)) {
+                return Err(format!("operator {i} still knows run {uid}"));
+            }
+        }
         Ok(())
     }
 
