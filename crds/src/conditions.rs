@@ -92,6 +92,8 @@ pub mod reason {
     pub const SPOOL_FULL: &str = "SpoolFull";
     /// The agent was away longer than tools may be without one, or its supervisor died.
     pub const SUPERVISION_LOST: &str = "SupervisionLost";
+    /// The node's agent was told to end, and ended what ran.
+    pub const NODE_DRAINING: &str = "NodeDraining";
     /// The node's memory of executions is not the one the binding names.
     pub const OTHER_INCARNATION: &str = "OtherIncarnation";
     /// The plan is newer than the agent.

@@ -542,3 +542,110 @@ fn a_running_object_without_a_record_is_never_started() {
     );
     assert!(toy.started.is_empty());
 }
+
+#[test]
+fn a_user_number_of_an_ended_execution_is_not_taken_from_the_run_that_has_it_now() {
+    let mut toy = Toy::new();
+    toy.notes_fail = true;
+    for n in 0..10 {
+        toy.add(execution(&format!("u{n}")), Script::default());
+    }
+    toy.run_until(60_000);
+    assert!(toy.runs.is_empty(), "{:?}", toy.runs);
+    // Its number was that of an execution whose slot does not say that its end is stored.
+    let script = || Script {
+        runs_ms: 50_000,
+        ..Script::default()
+    };
+    toy.add(execution("second"), script());
+    toy.run_until(62_000);
+    toy.restart(false);
+    for n in 10..15 {
+        toy.add(execution(&format!("u{n}")), script());
+    }
+    for n in 0..10 {
+        toy.delete(&format!("u{n}"));
+    }
+    toy.reconcile();
+    toy.run_until(70_000);
+    assert_eq!(toy.runs.len(), 6, "{:?}", toy.runs);
+    toy.run_until(300_000);
+    toy.oracle();
+}
+
+#[test]
+fn a_node_that_drains_stops_what_runs_and_starts_nothing() {
+    let mut toy = Toy::new();
+    let script = |obeys_term| Script {
+        runs_ms: 50_000,
+        obeys_term,
+        ..Script::default()
+    };
+    toy.add(execution("u1"), script(true));
+    toy.add(execution("u2"), script(false));
+    toy.add(execution("u3"), Script::default());
+    toy.run_until(5_000);
+    toy.drain_node(7_000);
+    toy.add(execution("u4"), script(true));
+    toy.run_until(8_000);
+    for uid in ["u1", "u2"] {
+        let status = toy.status(uid);
+        assert_eq!(
+            (status.phase, status.reason.as_deref(), status.outcome),
+            (
+                Some(ExecutionPhase::Failed),
+                Some(reason::NODE_DRAINING),
+                Some(Outcome::Unknown)
+            )
+        );
+    }
+    assert_eq!(toy.phase("u3"), Some(ExecutionPhase::Succeeded));
+    assert_eq!((toy.phase("u4"), toy.started.len()), (None, 3));
+    assert_eq!(toy.world.unfinished(), 0);
+    toy.oracle();
+}
+
+#[test]
+fn a_write_that_is_not_allowed_is_tried_again_whole() {
+    let mut toy = Toy::new();
+    toy.write_failures = vec![ReportFailure::Forbidden; 5].into();
+    toy.add(execution("u1"), Script::default());
+    toy.run_until(600_000);
+    assert_eq!(toy.writes["u1"], [Level::Final]);
+    assert!(toy.status("u1").output.is_some());
+}
+
+#[test]
+fn what_cannot_be_read_after_a_restart_is_left_alone_until_it_can() {
+    let mut toy = Toy::new();
+    let script = Script {
+        runs_ms: 50_000,
+        ..Script::default()
+    };
+    toy.add(execution("u1"), script);
+    toy.run_until(5_000);
+    toy.restart_unable_to_read("u1");
+    toy.run_until(20_000);
+    assert_eq!(toy.phase("u1"), Some(ExecutionPhase::Running));
+    toy.change("u1", |_| {});
+    toy.run_until(100_000);
+    assert_eq!(toy.phase("u1"), Some(ExecutionPhase::Succeeded));
+    toy.oracle();
+}
+
+#[test]
+fn clean_up_of_an_earlier_supervisors_attempt_is_confirmed_only_where_its_group_was_seen_gone() {
+    for (group, cleanup) in [(false, Cleanup::Confirmed), (true, Cleanup::Unconfirmed)] {
+        let mut toy = Toy::new();
+        let script = Script {
+            runs_ms: 50_000,
+            ..Script::default()
+        };
+        toy.add(execution("u1"), script);
+        toy.run_until(5_000);
+        toy.old_groups_stay = group;
+        toy.restart(true);
+        toy.run_until(100_000);
+        assert_eq!(toy.status("u1").cleanup, Some(cleanup));
+    }
+}

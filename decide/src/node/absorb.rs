@@ -15,10 +15,24 @@ impl World {
         let mut dirty = Dirty::new();
         match event {
             Event::Resynced(snapshot) => self.resync(*snapshot, &mut dirty),
+            Event::Unreadable(uids) => {
+                let before = std::mem::replace(&mut self.unreadable, uids);
+                dirty.extend(
+                    before
+                        .iter()
+                        .flat_map(|uid| self.attempts_of(uid))
+                        .map(Key::Attempt),
+                );
+            }
+            Event::Draining { kill_at } => {
+                self.draining = Some(kill_at);
+                dirty.extend(self.attempts.keys().cloned().map(Key::Attempt));
+            }
             Event::Begun { action, at } => self.begun(&action, at, &mut dirty),
             Event::Seen(object) => self.seen(object, &mut dirty),
             Event::Listed(objects) => self.listed(objects, &mut dirty),
             Event::Left { uid } => {
+                self.unreadable.remove(&uid);
                 for key in self.attempts_of(&uid) {
                     self.with(key, &mut dirty, |attempt| attempt.unsure |= attempt.is_live());
                 }
@@ -32,6 +46,7 @@ impl World {
             }
             Event::ReadBack { uid, at, result } => self.read_back(&uid, at, result, &mut dirty),
             Event::Process { key, fact } => self.with(key, &mut dirty, |attempt| attempt.process.learn(fact)),
+            Event::KillUnsent { key } => self.with(key, &mut dirty, |attempt| attempt.process.kill_at = None),
             Event::StartEnded { key, at, result } => {
                 self.with(key, &mut dirty, |attempt| attempt.start_ended(at, result));
             }
@@ -94,11 +109,19 @@ impl World {
         match action {
             Action::Start(start) => self.start_begun(start, dirty),
             Action::Signal { key, .. } => {
+                let draining = self.draining.is_some();
                 self.with(key.clone(), dirty, |attempt| {
-                    attempt.process.term_at = Some(at.boot_ms)
+                    attempt.told_to_end(draining);
+                    attempt.process.term_at = Some(at.boot_ms);
                 });
             }
-            Action::Kill { key } => self.with(key.clone(), dirty, |attempt| attempt.process.kill_begun(at)),
+            Action::Kill { key } => {
+                let draining = self.draining.is_some();
+                self.with(key.clone(), dirty, |attempt| {
+                    attempt.told_to_end(draining);
+                    attempt.process.kill_begun(at);
+                });
+            }
             Action::Measure { key } => self.with(key.clone(), dirty, |attempt| {
                 attempt.process.measure_at = at.boot_ms + MEASURE_PAUSE_MS;
             }),
@@ -144,7 +167,10 @@ impl World {
     }
 
     pub(super) fn join_run(&mut self, run: &RunKey, user: u32, key: &AttemptKey) {
-        self.users.entry(user).or_insert_with(|| run.clone());
+        // Two runs never share a number: one that comes too late gets another when it starts something again.
+        if self.users.entry(user).or_insert_with(|| run.clone()) != run {
+            return;
+        }
         let entry = self.runs.entry(run.clone());
         let entry = entry.or_insert_with(|| Run {
             user,
@@ -160,6 +186,7 @@ impl World {
         if uid.is_empty() || self.tombstones.iter().any(|set| set.contains(&uid)) {
             return;
         }
+        let readable_again = self.unreadable.remove(&uid);
         let bound = attempt_of(&object, &self.node.name);
         for key in self.attempts_of(&uid) {
             if bound.is_none_or(|attempt| key.attempt < attempt) {
@@ -172,6 +199,10 @@ impl World {
             attempt,
         };
         if self.attempts.contains_key(&key) {
+            if readable_again && !has_ended(&object) {
+                let again = Presence::Live(Arc::clone(&object));
+                return self.with(key, dirty, |attempt| attempt.presence = again);
+            }
             return self.with(key, dirty, |attempt| attempt.update(object));
         }
         let known = self
@@ -259,7 +290,9 @@ impl World {
             Ok(()) => {
                 // An attempt that waits for this looks again by itself.
                 if let Some(gone) = self.runs.remove(&run) {
-                    self.users.remove(&gone.user);
+                    if self.users.get(&gone.user) == Some(&run) {
+                        self.users.remove(&gone.user);
+                    }
                 }
             }
             Err(_) => {

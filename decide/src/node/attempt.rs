@@ -74,6 +74,9 @@ impl View<'_> {
     fn decide(&self, decision: &mut Decision) {
         let attempt = self.attempt;
         let boot_ms = self.now.boot_ms;
+        if self.world.is_unreadable(self.key, attempt) {
+            return decision.wait(Because::Unreadable, boot_ms + PROGRESS_BOUND_MS);
+        }
         if attempt.doing != Some(Doing::Start) {
             self.control(decision);
         }
@@ -160,11 +163,14 @@ impl View<'_> {
     fn control_live(&self, object: &ToolExecution, decision: &mut Decision) {
         let process = &self.attempt.process;
         let grace = grace_ms(object);
+        let draining = self.world.draining;
         if let Some(at) = process.term_at {
-            return self.kill_at(at + grace, Because::Grace, decision);
+            let end = draining.map_or(at + grace, |kill_at| kill_at.min(at + grace));
+            return self.kill_at(end, Because::Grace, decision);
         }
-        if is_cancelled(object) {
-            if grace == 0 || process.spawned.is_none() {
+        if is_cancelled(object) || draining.is_some() {
+            let late = draining.is_some_and(|kill_at| self.now.boot_ms >= kill_at);
+            if grace == 0 || late || process.spawned.is_none() {
                 return self.kill(decision);
             }
             let signal = Action::Signal {
@@ -295,6 +301,9 @@ impl View<'_> {
         let later = self.now.boot_ms + PAUSE_MS;
         if object.metadata.deletion_timestamp.is_some() {
             return decision.wait(Because::Leaving, later);
+        }
+        if self.world.draining.is_some() {
+            return decision.wait(Because::NodeDraining, later);
         }
         let run = run_of(object);
         if self.world.runs.get(&run).is_some_and(|run| run.removing) {

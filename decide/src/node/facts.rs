@@ -48,6 +48,16 @@ impl Attempt {
         }
     }
 
+    /// Remembers why it is told to end, the first time.
+    pub(super) fn told_to_end(&mut self, draining: bool) {
+        let process = &mut self.process;
+        if process.term_at.is_none() && process.kill_at.is_none() && process.deadline_reached.is_none() {
+            let cancelled =
+                matches!(&self.presence, Presence::Live(object) if super::attempt::is_cancelled(object));
+            process.drained_away = draining && !cancelled;
+        }
+    }
+
     pub(super) fn start_ended(&mut self, at: Moment, result: Result<(), StartFailure>) {
         self.doing = None;
         match result {
@@ -96,7 +106,8 @@ impl Attempt {
 
     pub(super) fn report_failed(&mut self, at: Moment, level: Level, failure: &ReportFailure) {
         match failure {
-            ReportFailure::Transient => {
+            ReportFailure::Transient | ReportFailure::Forbidden => {
+                self.unsure |= *failure == ReportFailure::Forbidden;
                 let pause = BACKOFF_MS << self.failures.min(6);
                 self.report_at = at.boot_ms + pause.min(BACKOFF_MAX_MS);
                 self.failures = self.failures.saturating_add(1);

@@ -3,15 +3,20 @@
 use super::absorb::Dirty;
 use super::types::*;
 use super::world::*;
-use fairlead_crds::{ErrorClass, conditions::reason};
+use fairlead_crds::{ErrorClass, IsolationBackend, conditions::reason};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 impl World {
     pub(super) fn resync(&mut self, snapshot: Snapshot, dirty: &mut Dirty) {
-        *self = Self::new(self.node.clone());
+        let (draining, unreadable) = (self.draining, std::mem::take(&mut self.unreadable));
+        *self = Self {
+            draining,
+            unreadable,
+            ..Self::new(self.node.clone())
+        };
         for (run, user) in &snapshot.runs {
-            self.users.insert(*user, run.clone());
+            self.users.entry(*user).or_insert_with(|| run.clone());
             let run_state = Run {
                 user: *user,
                 attempts: BTreeSet::new(),
@@ -74,7 +79,7 @@ impl World {
             .or(by_user);
         let run = run.unwrap_or_else(|| RunKey(held.key.uid.clone()));
         if let Some(user) = held.user {
-            let closed = held.reported && !held.group && run.0 == held.key.uid;
+            let closed = run.0 == held.key.uid && self.is_over(held, snapshot);
             if !closed {
                 let user = self.runs.get(&run).map_or(user, |run| run.user);
                 self.join_run(&run, user, &held.key);
@@ -96,6 +101,19 @@ impl World {
             process.refused = held.refused.clone();
             process.exited = held.exited;
         }
+    }
+
+    /// Whether nothing more will run or be reported of it, so that its own run may be gone and its user number be with
+    /// another run.
+    fn is_over(&self, held: &Held, snapshot: &Snapshot) -> bool {
+        let ended = held.reported
+            || self
+                .attempts
+                .get(&held.key)
+                .is_some_and(|attempt| !attempt.is_live());
+        let ends = |fact: &ProcessFact| matches!(fact, ProcessFact::Emptied(_) | ProcessFact::Refused(_));
+        let alive = |entry: &Entry| entry.key == held.key && !entry.facts.iter().any(ends);
+        ended && !held.group && !snapshot.entries.iter().any(alive)
     }
 
     fn adopt_entry(&mut self, entry: &Entry, snapshot: &Snapshot) {
@@ -121,9 +139,12 @@ impl World {
             return;
         }
         let same_life = held.epoch == self.node.epoch && held.incarnation == self.node.incarnation;
+        let grouped = self.node.backend == IsolationBackend::CgroupV2;
         let Some(attempt) = self.attempts.get_mut(&held.key) else {
             return;
         };
+        // An earlier supervisor's group can only be looked at; without groups there is nothing to look at.
+        attempt.unseen = held.epoch != self.node.epoch && (held.group || !grouped);
         let process = &mut attempt.process;
         if process.refused.is_some() || process.requested.is_none() {
             return;

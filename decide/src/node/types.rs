@@ -223,7 +223,9 @@ pub struct Collected {
 pub enum ReportFailure {
     /// May succeed later: no connection, 409, 429, 5xx.
     Transient,
-    /// Refused for good: 403, 422, too large.
+    /// Not allowed, 403: rights may return, and saying less would not help.
+    Forbidden,
+    /// Refused for what it says: 400, 422, too large.
     Refused,
     /// The object is not there.
     NotFound,
@@ -336,6 +338,14 @@ pub enum Action {
 pub enum Event {
     /// Start-up.
     Resynced(Box<Snapshot>),
+    /// UIDs of live executions whose objects cannot be read. An attempt of one that the coming [`Event::Resynced`] finds
+    /// only in the journal is neither started nor killed nor discarded.
+    Unreadable(BTreeSet<String>),
+    /// The node's agent is to end: nothing new is started, and what runs is stopped.
+    Draining {
+        /// When what still runs is killed, whatever its grace; `CLOCK_BOOTTIME` milliseconds.
+        kill_at: u64,
+    },
     /// An action was handed to the executor.
     Begun {
         /// The action.
@@ -369,6 +379,11 @@ pub enum Event {
         key: AttemptKey,
         /// What.
         fact: ProcessFact,
+    },
+    /// A `Kill` could not be sent to the supervisor.
+    KillUnsent {
+        /// Of which attempt.
+        key: AttemptKey,
     },
     /// Answer to `Start`: the process is asked for.
     StartEnded {
@@ -462,6 +477,10 @@ pub enum Because {
     RunLeaving,
     /// The object is being deleted, so nothing is started any more.
     Leaving,
+    /// The node's agent is to end, so nothing is started any more.
+    NodeDraining,
+    /// Its object cannot be read, so nobody knows what is wanted.
+    Unreadable,
     /// Its end is stored; its bytes are kept until the object is gone.
     Kept,
 }

@@ -77,6 +77,11 @@ pub(super) fn before_the_start(node: &Node, object: &ToolExecution) -> Option<Ve
 
 /// The end of an attempt that was begun and of which nothing runs any more.
 pub(super) fn at_the_end(object: &ToolExecution, attempt: &Attempt) -> Verdict {
+    let verdict = as_it_ended(object, attempt);
+    if attempt.unseen { verdict.unseen() } else { verdict }
+}
+
+fn as_it_ended(object: &ToolExecution, attempt: &Attempt) -> Verdict {
     let process = &attempt.process;
     if let Some(failure) = &process.start_failed {
         let mut verdict = Verdict::failed(failure.reason, Outcome::NotStarted, failure.message.clone());
@@ -106,6 +111,10 @@ pub(super) fn at_the_end(object: &ToolExecution, attempt: &Attempt) -> Verdict {
             class: None,
             ..verdict
         };
+    }
+    if was_drained_away(process) {
+        let message = "stopped, since the node's agent was told to end";
+        return Verdict::failed(reason::NODE_DRAINING, Outcome::Unknown, message);
     }
     let Some(exit) = process.exited.filter(|_| !process.lost) else {
         return Verdict::failed(reason::SUPERVISION_LOST, Outcome::Unknown, lost_message(process));
@@ -175,6 +184,12 @@ fn was_cancelled(object: &ToolExecution, process: &Process) -> bool {
             None => matches!(exit.wait, Wait::Signal(SIGTERM | SIGKILL)) && exit.cause == Cause::None,
         },
     }
+}
+
+/// As with a cancel: a leader that ended before it was told to has ended by itself.
+fn was_drained_away(process: &Process) -> bool {
+    let told = process.term_at.into_iter().chain(process.kill_at).min();
+    process.drained_away && told.is_some_and(|told| process.exited.is_none_or(|exit| told <= exit.at.boot_ms))
 }
 
 const SIGHUP: i32 = 1;

@@ -22,6 +22,10 @@ pub struct World {
     pub(super) tombstones: [BTreeSet<String>; 2],
     /// User number that was given out last.
     pub(super) last_user: u32,
+    /// When what still runs is killed, `CLOCK_BOOTTIME` milliseconds, once the agent is to end.
+    pub(super) draining: Option<u64>,
+    /// UIDs of live executions whose objects cannot be read.
+    pub(super) unreadable: BTreeSet<String>,
 }
 
 /// A run's share of the node.
@@ -90,6 +94,8 @@ pub struct Process {
     pub kill_at: Option<u64>,
     /// The kill was for descendants of a leader that had ended.
     pub leftovers: bool,
+    /// It was told to end only because the node's agent is to end.
+    pub drained_away: bool,
     /// Bytes of output last seen, and when they last grew or began to be watched.
     pub output: Option<(u64, u64)>,
     /// When output is measured again.
@@ -125,6 +131,8 @@ pub struct Attempt {
     pub deadline_ms: u64,
     /// Supervisor epoch in which it was started.
     pub epoch: u32,
+    /// It was started under an earlier supervisor, and nobody saw its group gone.
+    pub unseen: bool,
     /// Its process.
     pub process: Process,
     /// What was read at its end.
@@ -159,6 +167,7 @@ impl Attempt {
             run,
             deadline_ms: 0,
             epoch: 0,
+            unseen: false,
             process: Process::default(),
             collected: None,
             clean: false,
@@ -201,6 +210,8 @@ impl World {
             high_water: BTreeMap::new(),
             tombstones: [BTreeSet::new(), BTreeSet::new()],
             last_user,
+            draining: None,
+            unreadable: BTreeSet::new(),
         }
     }
 
@@ -235,6 +246,21 @@ impl World {
     pub fn remembers(&self) -> bool {
         let tombstones = self.tombstones.iter().any(|set| !set.is_empty());
         !self.attempts.is_empty() || !self.high_water.is_empty() || tombstones
+    }
+
+    /// Whether nobody can say what is wanted of an attempt, since its object cannot be read and was not known before.
+    pub(super) fn is_unreadable(&self, key: &AttemptKey, attempt: &Attempt) -> bool {
+        !attempt.is_live() && self.unreadable.contains(&key.uid)
+    }
+
+    /// Number of attempts whose processes may be there, whose end is not stored yet, or with an action under way.
+    pub fn unfinished(&self) -> usize {
+        let open = |(key, attempt): &(&AttemptKey, &Attempt)| {
+            let unsaid = attempt.is_live() && attempt.process.begun();
+            let busy = attempt.process.alive() || unsaid || attempt.doing.is_some();
+            busy && !self.is_unreadable(key, attempt)
+        };
+        self.attempts.iter().filter(open).count()
     }
 
     /// Number of attempts whose processes may be there.

@@ -92,6 +92,10 @@ pub struct Toy {
     pub runs: BTreeMap<RunKey, u32>,
     queue: VecDeque<Event>,
     wakes: BTreeMap<Key, u64>,
+    /// The agent dies each time before it notes in the slot that an end is stored.
+    pub notes_fail: bool,
+    /// The groups of a supervisor that died are still there.
+    pub old_groups_stay: bool,
     /// Successful spawns by attempt: the oracle's ledger.
     pub started: BTreeMap<AttemptKey, u32>,
     /// Accepted status writes by UID, as levels.
@@ -125,7 +129,7 @@ pub fn execution(uid: &str) -> ToolExecution {
                      "creationTimestamp": "1970-01-01T00:00:00Z"},
         "spec": {"tool": {"toolRef": {"name": "t"}}, "binding": {
             "nodeName": NODE, "incarnation": INCARNATION, "attempt": 1, "fence": "f".repeat(32), "term": 1,
-            "planVersion": 1, "admittedAt": "1970-01-01T00:00:00.040Z", "callDigest": "0".repeat(64), "decisions": [],
+            "planVersion": 1, "queuedAt": "1970-01-01T00:00:00Z", "admittedAt": "1970-01-01T00:00:00.040Z", "callDigest": "0".repeat(64), "decisions": [],
             "plan": {"toolGeneration": 1, "command": {"argv": ["true"]},
                      "timeouts": {"hardSeconds": 60, "graceSeconds": 3},
                      "resources": {"memoryMaxBytes": 4_194_304, "cpuMillicores": 10, "maxProcesses": 1, "oomGroup": true},
@@ -149,6 +153,8 @@ impl Toy {
             runs: BTreeMap::new(),
             queue: VecDeque::new(),
             wakes: BTreeMap::new(),
+            notes_fail: false,
+            old_groups_stay: false,
             started: BTreeMap::new(),
             writes: BTreeMap::new(),
             write_failures: VecDeque::new(),
@@ -254,6 +260,7 @@ impl Toy {
             for key in self.world.absorb(event) {
                 self.decide(key);
             }
+            self.users_and_runs_are_inverse();
             self.processes();
         }
     }
@@ -328,16 +335,47 @@ impl Toy {
             self.epoch += 1;
             self.entries.clear();
             for slot in self.slots.values_mut() {
-                slot.group = false;
+                slot.group &= self.old_groups_stay;
             }
         }
+        let snapshot = self.snapshot();
+        self.begin_anew(snapshot, BTreeSet::new());
+    }
+
+    /// The agent is killed, and the next one cannot read an object.
+    pub fn restart_unable_to_read(&mut self, uid: &str) {
+        self.processes();
+        let mut snapshot = self.snapshot();
+        snapshot
+            .live
+            .retain(|object| object.metadata.uid.as_deref() != Some(uid));
+        self.begin_anew(snapshot, BTreeSet::from([uid.to_owned()]));
+    }
+
+    fn begin_anew(&mut self, snapshot: Snapshot, unreadable: BTreeSet<String>) {
         self.queue.clear();
         self.wakes.clear();
         self.world = World::new(node(self.epoch));
-        let snapshot = self.snapshot();
+        self.world.absorb(Event::Unreadable(unreadable));
         for key in self.world.absorb(Event::Resynced(Box::new(snapshot))) {
             self.wakes.insert(key, self.now + 1);
         }
+        self.users_and_runs_are_inverse();
+    }
+
+    /// The agent is told to end.
+    pub fn drain_node(&mut self, kill_at: u64) {
+        self.queue.push_back(Event::Draining { kill_at });
+    }
+
+    /// A user number belongs to one run, and a run has one.
+    pub fn users_and_runs_are_inverse(&self) {
+        let of_runs = self.world.runs.iter().map(|(run, state)| (state.user, run));
+        assert_eq!(
+            of_runs.collect::<BTreeMap<_, _>>(),
+            self.world.users.iter().map(|(user, run)| (*user, run)).collect(),
+        );
+        assert_eq!(self.world.users.len(), self.world.runs.len());
     }
 
     pub fn snapshot(&self) -> Snapshot {
@@ -591,7 +629,7 @@ impl Toy {
         let ends = matches!(level, Level::Final | Level::Minimal);
         if result.is_ok() && ends {
             if let Some(slot) = self.slots.get_mut(&key) {
-                slot.reported = true;
+                slot.reported = !self.notes_fail;
             }
             if self
                 .entries
