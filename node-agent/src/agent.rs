@@ -22,8 +22,10 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 const HEARTBEAT: Duration = Duration::from_secs(1);
 /// Pause between two looks at which executions exist: how long bytes stay after their object is gone.
 const LOOK_AT_EXISTING: Duration = Duration::from_secs(10);
-/// How long work under way may take when the agent is told to end.
-const FINISH_BOUND: Duration = Duration::from_secs(3);
+/// How long other work under way may take at the end.
+const FINISH_BOUND: Duration = Duration::from_secs(1);
+/// Kept of the time for draining to see killed groups empty and to report; at most half of it.
+const REPORT_MS: u64 = 5_000;
 /// Inputs taken before timers and heartbeat have their turn.
 const TURN: usize = 256;
 /// Most times one key is decided in a row; twice is normal: the second says when to look again.
@@ -58,6 +60,8 @@ pub(crate) struct Listing {
     pub(crate) kept: BTreeMap<String, (ObjectRef, RunKey)>,
     pub(crate) held: Vec<Held>,
     pub(crate) runs: Vec<(RunKey, u32)>,
+    /// UIDs of live executions whose objects cannot be read.
+    pub(crate) unreadable: BTreeSet<String>,
 }
 
 /// The loop's state.
@@ -104,7 +108,8 @@ impl Agent {
         }
     }
 
-    /// Runs until the shutdown begins.
+    /// Runs until the shutdown begins, and from then on until everything that ran is ended and reported, at most
+    /// `drain`.
     ///
     /// # Errors
     /// When the supervisor is gone: without it there is nothing to be done.
@@ -112,19 +117,25 @@ impl Agent {
         mut self,
         mut inputs: UnboundedReceiver<Input>,
         shutdown: Shutdown,
+        drain: Duration,
     ) -> Result<()> {
+        let mut draining: Option<Instant> = None;
         let mut heartbeat = interval(HEARTBEAT);
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut existing = interval(LOOK_AT_EXISTING);
         existing.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
+        while draining.is_none_or(|until| self.world.unfinished() > 0 && Instant::now() < until) {
             let next = self
                 .timers
                 .next()
                 .map(|at| Instant::now() + Duration::from_millis(at.saturating_sub(ids::now().boot_ms)));
             tokio::select! {
                 biased;
-                () = shutdown.wait() => break,
+                () = shutdown.wait(), if draining.is_none() => {
+                    draining = Some(Instant::now() + drain);
+                    self.drain(drain);
+                }
+                () = sleep_until(draining.unwrap_or_else(Instant::now)), if draining.is_some() => {}
                 _ = heartbeat.tick() => {
                     self.host.link.heartbeat();
                     self.metrics.running(self.world.running());
@@ -147,6 +158,18 @@ impl Agent {
         // Whatever is not done by then is found by the next agent.
         let _ = tokio::time::timeout(FINISH_BOUND, self.executor.finish()).await;
         Ok(())
+    }
+
+    fn drain(&mut self, bound: Duration) {
+        let left = self.world.unfinished();
+        tracing::info!(
+            left,
+            ?bound,
+            "told to end: nothing new is started, and what runs is stopped"
+        );
+        let bound = u64::try_from(bound.as_millis()).unwrap_or(u64::MAX);
+        let kill_at = ids::now().boot_ms + (bound - REPORT_MS.min(bound / 2));
+        self.absorb(Event::Draining { kill_at });
     }
 
     fn take(&mut self, input: Input) -> Result<()> {
@@ -185,6 +208,7 @@ impl Agent {
             kept,
             held,
             runs,
+            unreadable,
         } = listing;
         let entries: Vec<Entry> = early
             .into_iter()
@@ -206,6 +230,7 @@ impl Agent {
             entries,
             runs,
         };
+        self.absorb(Event::Unreadable(unreadable));
         self.absorb(Event::Resynced(Box::new(snapshot)));
         self.metrics.adopted(self.world.running());
         self.ready.set_ready();

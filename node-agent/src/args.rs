@@ -45,6 +45,10 @@ pub struct Args {
     #[arg(long, value_name = "BYTES", default_value_t = 1 << 30,
           value_parser = clap::value_parser!(u64).range(65_536..=1 << 40))]
     pub store_max_bytes: u64,
+    /// Seconds from SIGTERM until the agent ends although ends are not reported yet; less than the supervisor's. 0 to
+    /// 86,400.
+    #[arg(long, value_name = "N", default_value_t = 25, value_parser = clap::value_parser!(u64).range(0..=86_400))]
+    pub drain_seconds: u64,
     /// Print what this machine can isolate, and end: 0 if everything is there, 1 if not.
     #[arg(long)]
     pub check_isolation: bool,

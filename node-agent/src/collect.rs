@@ -103,7 +103,9 @@ fn try_output(
     let stored = file.metadata()?.len();
     let sha256 = digest(&mut file)?;
     let slot = host.spool.slot(key)?;
-    let account = slot.read()?.output.map(|output| output.stdout);
+    let journal = slot.read()?;
+    let account = journal.output.map(|output| output.stdout);
+    let cut_off = journal.spawned.is_some() && account.is_none_or(|account| !account.ended);
     let account = account.unwrap_or(StreamOutput {
         total: stored,
         stored,
@@ -125,10 +127,10 @@ fn try_output(
         total_bytes: i64::try_from(total).unwrap_or(i64::MAX),
         sha256,
     };
-    Ok((output, note(&account)))
+    Ok((output, note(&account, cut_off)))
 }
 
-fn note(account: &StreamOutput) -> Option<String> {
+fn note(account: &StreamOutput, cut_off: bool) -> Option<String> {
     if account.errno != 0 {
         let error = io::Error::from_raw_os_error(account.errno);
         let (stored, total) = (account.stored, account.total);
@@ -137,6 +139,11 @@ fn note(account: &StreamOutput) -> Option<String> {
         ));
     }
     let dropped = account.dropped();
+    if cut_off {
+        return Some(
+            "the end of its output may be missing, since its pipe was not read to the end".to_owned(),
+        );
+    }
     (dropped > 0).then(|| format!("{dropped} bytes of its output beyond what a node keeps were dropped"))
 }
 

@@ -139,10 +139,17 @@ impl Executor {
 
     /// The supervisor's answer is an event of its own; a request that cannot be sent is answered here.
     fn tell(&self, key: AttemptKey, request: impl FnOnce(fairlead_supervisor::wire::Key) -> Request) {
-        let sent = ids::to_wire(&key).map(|wire| self.host.tell("a request", &request(wire)));
+        let request = ids::to_wire(&key).map(request);
+        let kill = matches!(request, Some(Request::Kill { .. }));
+        let sent = request.map(|request| self.host.tell("a request", &request));
         match sent {
             Some(Ok(())) => {}
-            Some(Err(error)) => tracing::error!(execution = %key, error, "tell the supervisor"),
+            Some(Err(error)) => {
+                tracing::error!(execution = %key, error, "tell the supervisor");
+                if kill {
+                    self.send(Event::KillUnsent { key });
+                }
+            }
             None => self.send(Event::Process {
                 key,
                 fact: ProcessFact::NoEntry(ids::now()),

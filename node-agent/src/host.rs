@@ -25,6 +25,12 @@ impl Host {
         Some(Group::at(payload.join(format!("tx-{key}"))))
     }
 
+    /// The group of an attempt that was started in that epoch of the supervisor; `None` with process groups.
+    pub(crate) fn group_of(&self, key: &AttemptKey, epoch: u32) -> Option<Group> {
+        let root = self.link.payload.as_ref()?.parent()?;
+        Some(Group::at(root.join(format!("payload-{epoch}/tx-{key}"))))
+    }
+
     /// Sends the supervisor a request about one attempt.
     ///
     /// # Errors

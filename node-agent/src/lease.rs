@@ -2,7 +2,7 @@
 
 use crate::host::Host;
 use anyhow::{Context, Result};
-use fairlead_admin::ReadyToken;
+use fairlead_admin::{ReadyToken, Shutdown};
 use fairlead_crds::PLAN_VERSION;
 use fairlead_crds::names::{COMPONENT_NODE_AGENT, LABEL_COMPONENT, MANAGER_NODE_AGENT, node_lease};
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
@@ -12,6 +12,7 @@ use kube::{Api, Client};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::sync::Notify;
 
 const RENEW: Duration = Duration::from_secs(10);
 /// Pause after a renewal that failed.
@@ -20,23 +21,41 @@ const RETRY: Duration = Duration::from_secs(2);
 const DURATION_SECONDS: i32 = 40;
 const BOUND: Duration = Duration::from_secs(8);
 
-/// Renews the Lease for ever.
+/// Version of plans that an agent can carry out which is to end: none, so that nothing more is bound to its node.
+const NO_PLAN: i64 = 0;
+
+/// The end of the agent, as the Lease takes part in it.
+pub(crate) struct Ending {
+    /// Begun when nothing more is to be bound to the node.
+    pub(crate) shutdown: Shutdown,
+    /// Told once the Lease says so.
+    pub(crate) said: Arc<Notify>,
+}
+
+/// Renews the Lease for ever. Once the shutdown began it says so there.
 pub(crate) async fn keep(
     client: Client,
     host: Arc<Host>,
     namespace: String,
     capacity: u32,
     ready: ReadyToken,
+    ending: Ending,
 ) {
+    let Ending { shutdown, said } = ending;
     let api: Api<Lease> = Api::namespaced(client, &namespace);
     let acquired = jiff::Timestamp::now();
     let mut last = None;
     loop {
         let sent = Instant::now();
-        let pause = match renew(&api, &host, capacity, acquired).await {
+        let ending = shutdown.begun();
+        let plan_version = if ending { NO_PLAN } else { PLAN_VERSION };
+        let pause = match renew(&api, &host, capacity, plan_version, acquired).await {
             Ok(()) => {
                 last = Some(sent);
                 ready.set_ready();
+                if ending {
+                    said.notify_one();
+                }
                 RENEW
             }
             Err(error) => {
@@ -48,12 +67,21 @@ pub(crate) async fn keep(
                 RETRY
             }
         };
-        tokio::time::sleep(pause.saturating_sub(sent.elapsed())).await;
+        tokio::select! {
+            () = tokio::time::sleep(pause.saturating_sub(sent.elapsed())) => {}
+            () = shutdown.wait(), if !ending => {}
+        }
     }
 }
 
-async fn renew(api: &Api<Lease>, host: &Host, capacity: u32, acquired: jiff::Timestamp) -> Result<()> {
-    let lease = lease(host, capacity, acquired, jiff::Timestamp::now());
+async fn renew(
+    api: &Api<Lease>,
+    host: &Host,
+    capacity: u32,
+    plan_version: i64,
+    acquired: jiff::Timestamp,
+) -> Result<()> {
+    let lease = lease(host, capacity, plan_version, acquired);
     let params = PatchParams::apply(MANAGER_NODE_AGENT).force();
     let name = &host.node.name;
     let patch = Patch::Apply(&lease);
@@ -65,7 +93,7 @@ async fn renew(api: &Api<Lease>, host: &Host, capacity: u32, acquired: jiff::Tim
     Ok(())
 }
 
-fn lease(host: &Host, capacity: u32, acquired: jiff::Timestamp, now: jiff::Timestamp) -> Lease {
+fn lease(host: &Host, capacity: u32, plan_version: i64, acquired: jiff::Timestamp) -> Lease {
     let node = &host.node;
     let annotations = [
         (node_lease::INCARNATION, node.incarnation.clone()),
@@ -75,7 +103,7 @@ fn lease(host: &Host, capacity: u32, acquired: jiff::Timestamp, now: jiff::Times
             node.missing_controllers.join(","),
         ),
         (node_lease::CAPACITY, capacity.to_string()),
-        (node_lease::PLAN_VERSION, PLAN_VERSION.to_string()),
+        (node_lease::PLAN_VERSION, plan_version.to_string()),
     ];
     let owned = |(key, value): (&str, String)| (key.to_owned(), value);
     Lease {
@@ -92,7 +120,7 @@ fn lease(host: &Host, capacity: u32, acquired: jiff::Timestamp, now: jiff::Times
             holder_identity: Some(node.name.clone()),
             lease_duration_seconds: Some(DURATION_SECONDS),
             acquire_time: Some(MicroTime(acquired)),
-            renew_time: Some(MicroTime(now)),
+            renew_time: Some(MicroTime(jiff::Timestamp::now())),
             ..LeaseSpec::default()
         }),
     }

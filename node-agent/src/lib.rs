@@ -15,6 +15,7 @@ mod installation;
 mod lease;
 mod link;
 mod metrics;
+mod remove;
 mod report;
 mod run;
 mod sources;

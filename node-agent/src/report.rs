@@ -78,9 +78,10 @@ fn judge(error: &Error) -> ReportFailure {
     };
     match status.code {
         404 => ReportFailure::NotFound,
+        403 => ReportFailure::Forbidden,
         // etcd's refusal of a large object arrives as an internal error.
         500 if status.message.contains("too large") => ReportFailure::Refused,
-        400 | 403 | 413 | 422 => ReportFailure::Refused,
+        400 | 413 | 422 => ReportFailure::Refused,
         _ => ReportFailure::Transient,
     }
 }
@@ -127,7 +128,8 @@ mod tests {
             judge(&Error::Api(Box::new(status)))
         };
         assert_eq!(api(404, ""), ReportFailure::NotFound);
-        for code in [400, 403, 413, 422] {
+        assert_eq!(api(403, ""), ReportFailure::Forbidden);
+        for code in [400, 413, 422] {
             assert_eq!(api(code, ""), ReportFailure::Refused, "{code}");
         }
         assert_eq!(

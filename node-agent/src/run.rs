@@ -5,17 +5,20 @@ use crate::args::{Args, Isolation};
 use crate::executor::Executor;
 use crate::host::Host;
 use crate::identity_probe::{self, Secrets};
+use crate::lease::Ending;
 use crate::link::Link;
 use crate::metrics::Metrics;
 use crate::spool::Spool;
 use crate::{installation, lease, sources, start};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use fairlead_admin::{Readiness, ReadyToken, Shutdown, init_telemetry};
 use fairlead_crds::IsolationBackend;
 use fairlead_decide::node::Node;
 use fairlead_supervisor::cgroup::{CONTROLLERS, Group, find_own_group};
 use fairlead_supervisor::probe::probe;
 use fairlead_supervisor::wire::Backend;
+use futures::FutureExt;
+use futures::future::select_all;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use prometheus_client::registry::Registry;
@@ -25,10 +28,12 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinError, JoinHandle};
 
 /// Pause before what tools can reach is tried again.
 const PROBE_AGAIN: Duration = Duration::from_secs(10);
+/// Longest wait at the end for the Lease to say so.
+const RELEASE_BOUND: Duration = Duration::from_secs(2);
 
 /// Prints what `root`, by default the own group, can isolate. Success if that is everything.
 pub fn check_isolation(root: Option<&Path>) -> ExitCode {
@@ -120,18 +125,49 @@ pub async fn run(args: Args) -> Result<()> {
         ready,
         Arc::clone(&state_read),
     );
-    let agent = tokio::spawn(agent.run(inputs, shutdown.clone()));
+    let drain = Duration::from_secs(args.drain_seconds);
+    let agent = tokio::spawn(agent.run(inputs, shutdown.clone(), drain));
     listen(&host, out.clone())?;
 
     readiness.token("supervisor").set_ready();
-    let background = tend(args, &host, &client, out, &readiness, state_read);
-    let result = agent.await.context("the agent's loop")?;
+    let mut background = tend(
+        args,
+        &host,
+        &client,
+        out,
+        &readiness,
+        state_read,
+        shutdown.clone(),
+    );
+    let result = tokio::select! {
+        ended = agent => ended.context("the agent's loop").and_then(|result| result),
+        (ended, ..) = select_all(&mut background.tasks) => Err(ended_early(ended)),
+    };
+    if result.is_ok() {
+        // Until the Lease says that the node takes nothing more, work is bound to it that must wait for the next agent.
+        let _ = tokio::time::timeout(RELEASE_BOUND, background.released.notified()).await;
+    }
     shutdown.begin();
-    for task in background {
+    for task in background.tasks {
         task.abort();
     }
     server.await.context("the metrics server")??;
     result
+}
+
+/// None of the tasks beside the loop ends by itself.
+fn ended_early(ended: Result<&'static str, JoinError>) -> anyhow::Error {
+    match ended {
+        Ok(name) => anyhow!("{name} ended; nothing can go on without it"),
+        Err(error) => anyhow!("a task beside the loop died: {error}"),
+    }
+}
+
+/// What goes on beside the loop.
+struct Background {
+    tasks: [JoinHandle<&'static str>; 3],
+    /// Told once the Lease says that the node takes nothing more.
+    released: Arc<Notify>,
 }
 
 /// Starts what goes on beside the loop: the check of the installation, the watch, and, once both the probe has shown
@@ -143,7 +179,8 @@ fn tend(
     out: UnboundedSender<Input>,
     readiness: &Readiness,
     state_read: Arc<Notify>,
-) -> [JoinHandle<()>; 3] {
+    shutdown: Shutdown,
+) -> Background {
     let secrets = Secrets::new(
         args.kubeconfig.as_deref(),
         host.spool.path(),
@@ -153,16 +190,20 @@ fn tend(
     let installation = installation::keep_checking(client.clone(), readiness.token("installation"));
     let watch = sources::watch(client.clone(), Arc::clone(host), out);
     let (host, client) = (Arc::clone(host), client.clone());
+    let released = Arc::new(Notify::new());
+    let said = Arc::clone(&released);
     let serve = async move {
         probe_until_safe(secrets, host.node.first_user, identity).await;
         state_read.notified().await;
-        lease::keep(client, host, args.namespace, args.capacity, ready).await;
+        let ending = Ending { shutdown, said };
+        lease::keep(client, host, args.namespace, args.capacity, ready, ending).await;
     };
-    [
-        tokio::spawn(installation),
-        tokio::spawn(watch),
-        tokio::spawn(serve),
-    ]
+    let tasks = [
+        tokio::spawn(installation.map(|()| "the check of the installation")),
+        tokio::spawn(watch.map(|()| "the watch of executions")),
+        tokio::spawn(serve.map(|()| "the upkeep of the Lease")),
+    ];
+    Background { tasks, released }
 }
 
 /// Returns once tools cannot reach what is ours. Until then there is no Lease, so new work goes elsewhere; what runs is
@@ -186,11 +227,26 @@ fn listen(host: &Arc<Host>, out: UnboundedSender<Input>) -> Result<()> {
     let thread = std::thread::Builder::new()
         .name("supervisor-events".to_owned())
         .stack_size(128 * 1024);
-    let read = move || host.link.read_all(|said| out.send(Input::Said(said)).is_ok());
+    // However the thread ends, the loop hears of it.
+    let end = Hangup(out.clone());
+    let read = move || {
+        let _end = end;
+        host.link.read_all(|said| out.send(Input::Said(said)).is_ok());
+    };
     thread
         .spawn(read)
         .context("start the thread that reads the supervisor's events")?;
     Ok(())
+}
+
+/// Tells the loop on being dropped that the supervisor is not heard any more.
+struct Hangup(UnboundedSender<Input>);
+
+impl Drop for Hangup {
+    fn drop(&mut self) {
+        // Without a receiver the loop has ended already.
+        let _ = self.0.send(Input::Said(None));
+    }
 }
 
 async fn connect(kubeconfig: Option<&Path>) -> Result<Client> {

@@ -2,7 +2,7 @@
 
 use crate::agent::{Input, Listing};
 use crate::host::Host;
-use anyhow::{Context, Result};
+use anyhow::Context;
 use fairlead_crds::names::LABEL_RUN_UID;
 use fairlead_crds::{ExecutionPhase, ToolExecution};
 use fairlead_decide::node::{Event, ObjectRef, RunKey};
@@ -46,27 +46,38 @@ pub(crate) async fn watch(client: Client, host: Arc<Host>, out: UnboundedSender<
         .page_size(PAGE);
     let mut stream = watcher(api, config).default_backoff().boxed();
     let mut listing = Vec::new();
+    let mut unreadable = BTreeSet::new();
     let mut first = true;
     while let Some(event) = stream.next().await {
         let input = match event {
             Ok(watcher::Event::Init) => {
                 listing.clear();
+                unreadable.clear();
                 continue;
             }
             Ok(watcher::Event::InitApply(object)) => {
-                listing.extend(readable(object));
+                match readable(object) {
+                    Ok(object) => listing.push(object),
+                    Err(uid) => unreadable.extend(uid),
+                }
                 continue;
             }
             Ok(watcher::Event::InitDone) if first => {
                 first = false;
-                Input::Listed(Box::new(
-                    first_listing(&client, &host, std::mem::take(&mut listing)).await,
-                ))
+                let live = std::mem::take(&mut listing);
+                let unreadable = std::mem::take(&mut unreadable);
+                Input::Listed(Box::new(first_listing(&client, &host, live, unreadable).await))
             }
-            Ok(watcher::Event::InitDone) => Input::Event(Event::Listed(std::mem::take(&mut listing))),
+            Ok(watcher::Event::InitDone) => {
+                let unreadable = Event::Unreadable(std::mem::take(&mut unreadable));
+                if out.send(Input::Event(unreadable)).is_err() {
+                    return;
+                }
+                Input::Event(Event::Listed(std::mem::take(&mut listing)))
+            }
             Ok(watcher::Event::Apply(object)) => match readable(object) {
-                Some(object) => Input::Event(Event::Seen(object)),
-                None => continue,
+                Ok(object) => Input::Event(Event::Seen(object)),
+                Err(_) => continue,
             },
             Ok(watcher::Event::Delete(object)) => {
                 let uid = match object.0 {
@@ -88,12 +99,13 @@ pub(crate) async fn watch(client: Client, host: Arc<Host>, out: UnboundedSender<
     }
 }
 
-fn readable(object: DeserializeGuard<ToolExecution>) -> Option<Arc<ToolExecution>> {
+/// The object, or the UID of one that cannot be read.
+fn readable(object: DeserializeGuard<ToolExecution>) -> Result<Arc<ToolExecution>, Option<String>> {
     match object.0 {
         Ok(mut object) => {
             // Who wrote which field is of no use here, and as large as the rest.
             object.metadata.managed_fields = None;
-            Some(Arc::new(object))
+            Ok(Arc::new(object))
         }
         Err(invalid) => {
             let (namespace, name) = (invalid.metadata.namespace, invalid.metadata.name);
@@ -103,13 +115,18 @@ fn readable(object: DeserializeGuard<ToolExecution>) -> Option<Arc<ToolExecution
                 error = invalid.error,
                 "an execution cannot be read, and is left alone"
             );
-            None
+            Err(invalid.metadata.uid)
         }
     }
 }
 
 /// The list of the watch, completed by what exists at all and by the journal. Tries until it succeeds.
-async fn first_listing(client: &Client, host: &Arc<Host>, live: Vec<Arc<ToolExecution>>) -> Listing {
+async fn first_listing(
+    client: &Client,
+    host: &Arc<Host>,
+    live: Vec<Arc<ToolExecution>>,
+    unreadable: BTreeSet<String>,
+) -> Listing {
     loop {
         match try_listing(client, host).await {
             Ok((kept, held, runs)) => {
@@ -118,6 +135,7 @@ async fn first_listing(client: &Client, host: &Arc<Host>, live: Vec<Arc<ToolExec
                     kept,
                     held,
                     runs,
+                    unreadable,
                 };
             }
             Err(error) => tracing::warn!(error = format!("{error:#}"), "read the node's state"),
@@ -129,12 +147,14 @@ async fn first_listing(client: &Client, host: &Arc<Host>, live: Vec<Arc<ToolExec
 type Kept = BTreeMap<String, (ObjectRef, RunKey)>;
 type Stored = (Kept, Vec<fairlead_decide::node::Held>, Vec<(RunKey, u32)>);
 
-async fn try_listing(client: &Client, host: &Arc<Host>) -> Result<Stored> {
+async fn try_listing(client: &Client, host: &Arc<Host>) -> anyhow::Result<Stored> {
     let metas = metadata(client.clone(), &host.node.name).await?;
     let kept = metas.into_iter().filter_map(kept).collect();
     let host = Arc::clone(host);
     let (held, runs) = tokio::task::spawn_blocking(move || {
-        let held = host.spool.held(host.link.epoch, |key| host.group(key))?;
+        let held = host
+            .spool
+            .held(host.link.epoch, |key, epoch| host.group_of(key, epoch))?;
         anyhow::Ok((held, host.spool.runs()?))
     })
     .await
@@ -156,13 +176,13 @@ fn kept(meta: ObjectMeta) -> Option<(String, (ObjectRef, RunKey))> {
 }
 
 /// UIDs of every execution bound to `node`, ended or not, from a consistent list.
-pub(crate) async fn existing(client: Client, node: &str) -> Result<BTreeSet<String>> {
+pub(crate) async fn existing(client: Client, node: &str) -> anyhow::Result<BTreeSet<String>> {
     let metas = metadata(client, node).await?;
     Ok(metas.into_iter().filter_map(|meta| meta.uid).collect())
 }
 
 /// A consistent list of metadata only: outputs are large, and not needed.
-async fn metadata(client: Client, node: &str) -> Result<Vec<ObjectMeta>> {
+async fn metadata(client: Client, node: &str) -> anyhow::Result<Vec<ObjectMeta>> {
     let api: Api<ToolExecution> = Api::all(client);
     let base = ListParams::default().fields(&bound_here(node)).limit(PAGE);
     let mut params = base.clone();

@@ -8,13 +8,14 @@
 //! ```
 
 use crate::ids;
+use crate::remove::remove_tree;
 use anyhow::{Context, Result, bail};
 use fairlead_decide::node::{AttemptKey, Held, Moment, Refused, RunKey};
 use fairlead_supervisor::cgroup::Group;
 use fairlead_supervisor::slot::{FILE_SLOT, FILE_STDOUT, Journal, Slot, parse_attempt_name};
 use fairlead_supervisor::step::Step;
-use std::fs::{self, DirBuilder};
-use std::io;
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -53,8 +54,10 @@ impl Spool {
                 let id = format!("{:032x}", rand::random::<u128>());
                 // Whole or not at all: an id that changes would make every running execution unknown.
                 let draft = self.dir.join("identity.new");
-                fs::write(&draft, &id).with_context(|| format!("write {}", draft.display()))?;
+                write_synced(&draft, &id).with_context(|| format!("write {}", draft.display()))?;
                 fs::rename(&draft, &path).with_context(|| format!("rename to {}", path.display()))?;
+                let synced = File::open(&self.dir).and_then(|dir| dir.sync_all());
+                synced.with_context(|| format!("sync {}", self.dir.display()))?;
                 id
             }
             Err(error) => return Err(error).with_context(|| format!("read {}", path.display())),
@@ -123,11 +126,12 @@ impl Spool {
         Ok(runs)
     }
 
-    /// The journal of every attempt. `epoch` is that of the present supervisor, and `group_of` names a group below it.
+    /// The journal of every attempt. `epoch` is that of the present supervisor, and `group_of` names the group of an
+    /// attempt that was started in an epoch.
     pub(crate) fn held(
         &self,
         epoch: u32,
-        group_of: impl Fn(&AttemptKey) -> Option<Group>,
+        group_of: impl Fn(&AttemptKey, u32) -> Option<Group>,
     ) -> Result<Vec<Held>> {
         let mut held = Vec::new();
         for entry in fs::read_dir(&self.dir).with_context(|| format!("list {}", self.dir.display()))? {
@@ -154,7 +158,8 @@ impl Spool {
                 // The supervisor was told to forget it; see `Link::open`.
                 journal.refused = None;
             }
-            let group = group_of(&key).filter(|group| group.path().exists());
+            let started_in = journal.intent.as_ref().map_or(epoch, |intent| intent.epoch);
+            let group = group_of(&key, started_in).filter(|group| group.path().exists());
             held.push(read_held(key, &journal, group.as_ref()));
         }
         Ok(held)
@@ -204,48 +209,18 @@ fn read_held(key: AttemptKey, journal: &Journal, group: Option<&Group>) -> Held 
     }
 }
 
+fn write_synced(path: &Path, text: &str) -> io::Result<()> {
+    let mut file = File::create(path)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()
+}
+
 /// Makes a directory that only its owner may enter; one that is there stays.
 pub(crate) fn make_dir(path: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         other => other,
     }
-}
-
-/// Removes a directory and everything in it; one that is not there is removed.
-///
-/// A tool may have nested directories deeper than a stack or the longest path allows, so none is entered: a directory
-/// found below one of the first level is moved up to there.
-fn remove_tree(root: &Path) -> io::Result<()> {
-    let mut pending = vec![root.to_owned()];
-    while let Some(dir) = pending.last().cloned() {
-        let entries = match fs::read_dir(&dir) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                pending.pop();
-                continue;
-            }
-            other => other?,
-        };
-        let known = pending.len();
-        for entry in entries {
-            let entry = entry?;
-            let path = entry.path();
-            if !entry.file_type()?.is_dir() {
-                fs::remove_file(&path)?;
-            } else if dir == root {
-                pending.push(path);
-            } else {
-                let up = root.join(format!("removed-{:032x}", rand::random::<u128>()));
-                fs::rename(&path, &up)?;
-                pending.push(up);
-            }
-        }
-        if pending.len() == known {
-            fs::remove_dir(&dir)?;
-            pending.pop();
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -281,35 +256,12 @@ mod tests {
         };
         fs::create_dir(spool.attempt(&key)).unwrap();
         fs::create_dir(dir.join("lost+found")).unwrap();
-        let held = spool.held(1, |_| None).unwrap();
+        let held = spool.held(1, |_, _| None).unwrap();
         assert_eq!(held.len(), 1);
         assert_eq!((&held[0].key, held[0].user), (&key, None));
         spool.remove_attempt(&key).unwrap();
         spool.remove_attempt(&key).unwrap();
-        assert!(spool.held(1, |_| None).unwrap().is_empty());
-        fs::remove_dir_all(dir).unwrap();
-    }
-
-    #[test]
-    fn a_tree_is_removed_however_deep_it_is() {
-        let dir = scratch("deep");
-        let root = dir.join("run");
-        fs::create_dir(&root).unwrap();
-        fs::write(root.join("file"), "x").unwrap();
-        std::os::unix::fs::symlink("/etc", root.join("link")).unwrap();
-        // Built from the inside out, since no path may be as long as this tree is deep.
-        for _ in 0..1_500 {
-            let next = dir.join("next");
-            fs::create_dir(&next).unwrap();
-            fs::write(next.join("file"), "x").unwrap();
-            if root.join("deep").exists() {
-                fs::rename(root.join("deep"), next.join("deep")).unwrap();
-            }
-            fs::rename(&next, root.join("deep")).unwrap();
-        }
-        remove_tree(&root).unwrap();
-        assert!(!root.exists() && Path::new("/etc/passwd").exists());
-        remove_tree(&root).unwrap();
+        assert!(spool.held(1, |_, _| None).unwrap().is_empty());
         fs::remove_dir_all(dir).unwrap();
     }
 
