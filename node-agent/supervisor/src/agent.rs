@@ -47,8 +47,13 @@ impl Running {
         let _ = os::pidfd_signal(self.handle.as_fd(), signal);
     }
 
+    /// Whether what it says counts as a sign of life.
+    pub(crate) fn serves(&self) -> bool {
+        self.hello && !self.killed
+    }
+
     /// Kills it, once, with all it started for itself.
-    pub(crate) fn kill(&mut self, why: &str) {
+    fn kill(&mut self, why: &str) {
         if !self.killed {
             self.killed = true;
             log::warn(format_args!("killing agent {}: {why}", self.pid));
@@ -73,7 +78,7 @@ pub(crate) struct Agent {
     backoff_ms: u64,
     /// When to start the next one, absolute boottime milliseconds; 0 = do not.
     pub(crate) start_at_ms: u64,
-    /// Since when no agent has said Hello, absolute boottime milliseconds; 0 = one has.
+    /// Since when no agent has said Hello and then that it lives, absolute boottime milliseconds; 0 = one has.
     pub(crate) absent_ms: u64,
 }
 
@@ -107,6 +112,16 @@ impl Agent {
             Err(e) => {
                 log::warn(format_args!("start agent {}: {e}", config.agent.display()));
                 self.plan_next(now_ms);
+            }
+        }
+    }
+
+    /// Kills the running agent. From now on there is none, however long its death takes.
+    pub(crate) fn kill(&mut self, why: &str, now_ms: u64) {
+        if let Some(running) = &mut self.running {
+            running.kill(why);
+            if self.absent_ms == 0 {
+                self.absent_ms = now_ms;
             }
         }
     }

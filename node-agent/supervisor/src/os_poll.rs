@@ -109,6 +109,18 @@ pub(crate) fn wait_writable(fd: BorrowedFd<'_>) -> io::Result<()> {
     }
 }
 
+/// Whether a descriptor takes a short write now without waiting.
+pub(crate) fn writable_now(fd: BorrowedFd<'_>) -> bool {
+    let mut poll = libc::pollfd {
+        fd: fd.as_raw_fd(),
+        events: libc::POLLOUT,
+        revents: 0,
+    };
+    // SAFETY: one valid pollfd is passed with count 1.
+    let ready = unsafe { libc::poll(&mut poll, 1, 0) };
+    ready == 1 && poll.revents & libc::POLLOUT != 0
+}
+
 /// Whether a descriptor is readable now; a process handle is when its process is dead.
 pub(crate) fn readable_now(fd: BorrowedFd<'_>) -> bool {
     let mut poll = libc::pollfd {
@@ -118,4 +130,23 @@ pub(crate) fn readable_now(fd: BorrowedFd<'_>) -> bool {
     };
     // SAFETY: one valid pollfd is passed with count 1.
     unsafe { libc::poll(&mut poll, 1, 0) != 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_pipe_takes_nothing_more() {
+        let (reader, mut writer) = io::pipe().expect("pipe");
+        let page = [0u8; 4_096];
+        let mut pages = 0;
+        while writable_now(writer.as_fd()) {
+            io::Write::write_all(&mut writer, &page).expect("write");
+            pages += 1;
+            assert!(pages < 100_000, "it never fills");
+        }
+        assert!(pages > 0);
+        drop(reader);
+    }
 }

@@ -24,8 +24,13 @@ fn signal_set(signals: &[libc::c_int]) -> libc::sigset_t {
 /// Signals the supervisor handles: children, and the wish to stop.
 pub(crate) const SIGNALS: [libc::c_int; 3] = [libc::SIGCHLD, libc::SIGTERM, libc::SIGINT];
 
-/// Blocks [`SIGNALS`], so that they wait for [`signal_fd`] or [`wait_signal`].
+/// Blocks [`SIGNALS`], so that they wait for [`signal_fd`] or [`wait_stop_signal`].
 pub(crate) fn block_signals() -> io::Result<()> {
+    // Who started us may have ignored it, and then the kernel reaps children itself and tells nobody.
+    // SAFETY: the default action runs no code of ours.
+    if unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) } == libc::SIG_ERR {
+        return Err(io::Error::last_os_error());
+    }
     let set = signal_set(&SIGNALS);
     // SAFETY: `set` is a valid set; no old mask is asked for.
     check(unsafe { libc::sigprocmask(libc::SIG_SETMASK, &set, std::ptr::null_mut()) }).map(drop)

@@ -50,7 +50,12 @@ pub fn probe(root: &Path) -> Probe {
         return none(e.to_string());
     }
     let root = Group::at(root);
-    let top = match Group::create(root.path().join(format!("probe-{}", std::process::id()))) {
+    let top = Group::at(root.path().join(format!("probe-{}", std::process::id())));
+    // One that was killed with the same number may have left it.
+    let cleared = top
+        .kill_until_empty(PROBE_BOUND)
+        .and_then(|_| top.remove(PROBE_BOUND));
+    let top = match cleared.and_then(|()| Group::create(top.path())) {
         Ok(top) => top,
         Err(e) => return none(e.to_string()),
     };

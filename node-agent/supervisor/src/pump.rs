@@ -279,10 +279,18 @@ impl Flow {
         let len = len.min(buffer.len());
         let got = os::read(self.pipe.as_fd(), &mut buffer[..len])?;
         let result = sys::pwrite_all(self.spool.as_raw_fd(), &buffer[..got], self.account.stored);
-        match &result {
-            Ok(()) => self.account.stored += got as u64,
-            Err(_) => ring.put(self.account.dropped(), &buffer[..got]),
+        let written = match &result {
+            Ok(()) => got,
+            // The file says how much of it was taken before it failed.
+            Err(_) => os::file_len(self.spool.as_fd()).map_or(0, |len| {
+                let written = len.saturating_sub(self.account.stored);
+                usize::try_from(written).unwrap_or(got).min(got)
+            }),
+        };
+        if written < got {
+            ring.put(self.account.dropped(), &buffer[written..got]);
         }
+        self.account.stored += written as u64;
         self.account.total += got as u64;
         result.map(|()| got)
     }

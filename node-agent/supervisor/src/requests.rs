@@ -59,9 +59,7 @@ impl Supervisor {
         if let Some(socket) = self.agent.socket() {
             self.poller.remove(socket);
         }
-        if let Some(running) = &mut self.agent.running {
-            running.kill(why);
-        }
+        self.agent.kill(why, sys::boottime_ms());
         false
     }
 
@@ -73,8 +71,7 @@ impl Supervisor {
         running.heard_ms = now;
         if let Request::Hello { agent_pid } = request {
             running.hello = true;
-            self.agent.absent_ms = 0;
-            (self.lost_done, self.hello_due, self.answer) = (false, true, None);
+            (self.hello_due, self.answer) = (true, None);
             for entry in self.table.iter_mut() {
                 entry.tell = TELL_STATE;
             }
@@ -88,7 +85,13 @@ impl Supervisor {
             return log::warn(format_args!("request before Hello is ignored"));
         }
         match request {
-            Request::Hello { .. } | Request::Heartbeat => {}
+            Request::Hello { .. } => {}
+            // Not Hello itself: an agent that dies soon after it, again and again, is none.
+            Request::Heartbeat if running.serves() => {
+                self.agent.absent_ms = 0;
+                self.lost_done = false;
+            }
+            Request::Heartbeat => {}
             Request::Spawn(spawn) => self.spawn(&spawn, fds, now),
             Request::Signal { key, signo } => self.signal(key, signo),
             Request::Kill { key } => {

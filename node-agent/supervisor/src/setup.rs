@@ -1,11 +1,11 @@
 //! Everything before the loop: lock, epoch, groups, reclaim. May allocate and wait, within bounds.
 
-use std::ffi::{CString, OsStr};
+use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -71,10 +71,20 @@ pub(crate) fn lock_spool(spool: &Path) -> io::Result<Option<Lock>> {
     let mut text = String::new();
     file.read_to_string(&mut text)
         .map_err(|e| act("read the lock of spool", e))?;
-    Ok(Some(Lock {
-        file,
-        last_epoch: text.trim().parse().unwrap_or(0),
-    }))
+    let last_epoch = read_epoch(&text).map_err(|e| act("read the lock of spool", e))?;
+    Ok(Some(Lock { file, last_epoch }))
+}
+
+/// The epoch that was written down; 0 before the first.
+fn read_epoch(text: &str) -> io::Result<u32> {
+    let text = text.trim_end();
+    if text.is_empty() {
+        return Ok(0);
+    }
+    text.parse().map_err(|_| {
+        let message = format!("it holds {text:?}, not a number: stop all tools and remove it to begin anew");
+        io::Error::new(io::ErrorKind::InvalidData, message)
+    })
 }
 
 impl Lock {
@@ -91,9 +101,9 @@ impl Lock {
             last = last.max(epoch_of(group.path()).unwrap_or(0));
         }
         let epoch = last.wrapping_add(1).max(1);
-        self.file.seek(SeekFrom::Start(0))?;
-        self.file.set_len(0)?;
-        self.file.write_all(format!("{epoch}\n").as_bytes())?;
+        // Always as long as the longest, so that there is no moment at which the file holds no number.
+        self.file.write_all_at(format!("{epoch:010}\n").as_bytes(), 0)?;
+        self.file.sync_data()?;
         Ok(epoch)
     }
 }
@@ -102,7 +112,9 @@ impl Lock {
 fn epoch_of(path: &Path) -> Option<u32> {
     let name = path.file_name()?.to_str()?;
     let rest = PREFIXES.iter().find_map(|prefix| name.strip_prefix(prefix))?;
-    rest.split('-').next()?.parse().ok()
+    let mut numbers = rest.split('-').map(|number| number.parse::<u32>().ok());
+    let first = numbers.next()??;
+    numbers.all(|number| number.is_some()).then_some(first)
 }
 
 /// The groups of this start.
@@ -127,8 +139,11 @@ pub(crate) fn find_root(config: &Config) -> io::Result<Option<Group>> {
     };
     let checked = found.and_then(|path| {
         cgroup::check_root(&path)?;
-        let writable = Group::create(path.join(format!("probe-{}", std::process::id())));
-        let probe = writable.map_err(io::Error::other)?;
+        let probe = Group::at(path.join(format!("probe-{}", std::process::id())));
+        // One that was killed with the same number may have left it.
+        probe.kill_until_empty(REMOVE_BOUND).map_err(io::Error::other)?;
+        probe.remove(REMOVE_BOUND).map_err(io::Error::other)?;
+        let probe = Group::create(probe.path()).map_err(io::Error::other)?;
         probe.write("cgroup.kill", "1").map_err(io::Error::other)?;
         probe.remove(REMOVE_BOUND).map_err(io::Error::other)?;
         Ok(Group::at(path))
@@ -220,11 +235,7 @@ fn reclaim(root: &Group, keep: Option<&Group>) {
     };
     let end = std::time::Instant::now() + RECLAIM_BOUND;
     for group in groups {
-        let ours = group
-            .path()
-            .file_name()
-            .and_then(OsStr::to_str)
-            .is_some_and(|name| PREFIXES.iter().any(|prefix| name.starts_with(prefix)));
+        let ours = epoch_of(group.path()).is_some();
         let own = group
             .procs()
             .is_ok_and(|pids| pids.contains(&std::process::id().cast_signed()));
@@ -285,11 +296,40 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_epoch_on_disk_is_a_number_or_an_error() {
+        for (text, epoch) in [("", Some(0)), ("7\n", Some(7)), ("0000000012\n", Some(12))] {
+            assert_eq!(read_epoch(text).ok(), epoch, "{text:?}");
+        }
+        for text in ["x", "\0\0\0", "1 2", "-1"] {
+            assert!(read_epoch(text).is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn the_epoch_only_grows_and_a_longer_number_leaves_nothing_of_a_shorter() {
+        let spool = std::env::temp_dir().join(format!("fairlead-epoch-{}", std::process::id()));
+        for expected in 1..12 {
+            let mut lock = lock_spool(&spool).expect("lock").expect("not told to stop");
+            assert_eq!(lock.next_epoch(None).expect("epoch"), expected);
+        }
+        fs::write(spool.join("lock"), "4294967294\n").expect("write");
+        let mut lock = lock_spool(&spool).expect("lock").expect("not told to stop");
+        assert_eq!(lock.next_epoch(None).expect("epoch"), u32::MAX);
+        drop(lock);
+        fs::write(spool.join("lock"), "torn").expect("write");
+        let error = lock_spool(&spool).err().expect("refused").to_string();
+        assert!(error.contains("torn"), "{error}");
+        fs::remove_dir_all(spool).expect("remove");
+    }
+
+    #[test]
     fn the_epoch_is_read_from_our_names_only() {
         for (name, epoch) in [
             ("supervisor-3", Some(3)),
             ("agent-12-4", Some(12)),
             ("payload-x", None),
+            ("payload-3.slice", None),
+            ("agent-3-x", None),
             ("system.slice", None),
         ] {
             assert_eq!(epoch_of(Path::new(name)), epoch, "{name}");

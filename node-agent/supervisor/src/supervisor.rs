@@ -20,6 +20,8 @@ use crate::table::Table;
 
 /// Longest wait at the end for killed groups to become empty.
 const STOP_BOUND_MS: u64 = 5_000;
+/// Woken this much too late, the process was stopped, or the machine asleep.
+const GAP_MS: u64 = 1_000;
 const HEARTBEAT_MS: u64 = HEARTBEAT_SECONDS * 1_000;
 
 /// What a readable descriptor is, in the highest byte of its token.
@@ -65,7 +67,7 @@ pub(crate) enum Stop {
     Not,
     /// The agent was asked to end; it has until then (absolute boottime milliseconds).
     Draining(u64),
-    /// All groups are killed; they have until then to become empty.
+    /// All groups are killed; they have until then to become empty, and their output to be in its files.
     Killing(u64),
 }
 
@@ -151,8 +153,16 @@ impl Supervisor {
             if self.stopped(now) {
                 break;
             }
-            self.timer.set(self.due_ms())?;
+            let due = self.due_ms();
+            self.timer.set(due)?;
             let count = self.poller.wait(&mut events)?;
+            let now = sys::boottime_ms();
+            if now.saturating_sub(due) > GAP_MS
+                && let Some(running) = &mut self.agent.running
+            {
+                // This process did not run, and so perhaps nobody did: the agent's time begins anew.
+                running.heard_ms = now;
+            }
             for event in &events[..count] {
                 self.dispatch(event.u64);
             }
@@ -253,9 +263,7 @@ impl Supervisor {
         if let Stop::Draining(until) = self.stop
             && (self.agent.running.is_none() || until <= now)
         {
-            if let Some(running) = &mut self.agent.running {
-                running.kill("it did not end in time");
-            }
+            self.agent.kill("it did not end in time", now);
             self.stop = Stop::Killing(now + STOP_BOUND_MS);
             self.kill_all(Cause::Shutdown, now);
         }
@@ -273,10 +281,8 @@ impl Supervisor {
             // If it was this process that did not run, the agent's words are waiting in the socket.
             self.agent_ready();
         }
-        if silent(self)
-            && let Some(running) = &mut self.agent.running
-        {
-            running.kill("it was silent for too long");
+        if silent(self) {
+            self.agent.kill("it was silent for too long", now);
         }
         if self.lost_at_ms() <= now {
             self.lost_done = true;
@@ -317,7 +323,9 @@ impl Supervisor {
         let Stop::Killing(until) = self.stop else {
             return false;
         };
-        until <= now || (self.agent.running.is_none() && self.table.iter().all(|entry| entry.over()))
+        until <= now
+            || (self.agent.running.is_none()
+                && self.table.iter().all(|entry| entry.over() && entry.state.drained))
     }
 
     fn due_ms(&self) -> u64 {
