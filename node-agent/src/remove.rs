@@ -172,7 +172,7 @@ mod tests {
                     let _ = renameat_with(CWD, root.join("a"), CWD, root.join("b"), RenameFlags::EXCHANGE);
                 }
             });
-            for _ in 0..300 {
+            for _ in 0..50 {
                 fs::create_dir_all(root.join("a/inner")).unwrap();
                 for file in &keep {
                     fs::write(file, "x").unwrap();

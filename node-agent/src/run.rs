@@ -13,7 +13,7 @@ use crate::{installation, lease, sources, start};
 use anyhow::{Context, Result, anyhow, bail};
 use fairlead_admin::{Readiness, ReadyToken, Shutdown, init_telemetry};
 use fairlead_crds::IsolationBackend;
-use fairlead_decide::node::Node;
+use fairlead_decide::node::{Entry, Node};
 use fairlead_supervisor::cgroup::{CONTROLLERS, Group, find_own_group};
 use fairlead_supervisor::probe::probe;
 use fairlead_supervisor::wire::Backend;
@@ -22,6 +22,7 @@ use futures::future::select_all;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use prometheus_client::registry::Registry;
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -105,8 +106,17 @@ pub async fn run(args: Args) -> Result<()> {
         store_max_bytes: args.store_max_bytes,
         open_files: start::open_files(),
     };
-    let host = Arc::new(host);
+    work(args, Arc::new(host), client, entries, shutdown).await
+}
 
+/// The work of an agent whose connections are there.
+async fn work(
+    args: Args,
+    host: Arc<Host>,
+    client: Client,
+    entries: Vec<Entry>,
+    shutdown: Shutdown,
+) -> Result<()> {
     let readiness = Readiness::new();
     let mut registry = Registry::default();
     let metrics = Metrics::new(&mut registry);
@@ -117,42 +127,76 @@ pub async fn run(args: Args) -> Result<()> {
     let executor = Executor::new(Arc::clone(&host), client.clone(), out.clone());
     let state_read = Arc::new(Notify::new());
     let ready = readiness.token("state-read");
-    let agent = Agent::new(
-        Arc::clone(&host),
-        executor,
-        metrics,
-        entries,
-        ready,
-        Arc::clone(&state_read),
+    let told = Arc::clone(&state_read);
+    let agent = Agent::new(Arc::clone(&host), executor, metrics, entries, ready, told);
+    let secrets = Secrets::new(
+        args.kubeconfig.as_deref(),
+        host.spool.path(),
+        host.link.payload.as_deref(),
     );
+    let probe_as = unused_user(&host)?;
     let drain = Duration::from_secs(args.drain_seconds);
-    let agent = tokio::spawn(agent.run(inputs, shutdown.clone(), drain));
+    let mut agent = tokio::spawn(agent.run(inputs, shutdown.clone(), drain));
     listen(&host, out.clone())?;
 
     readiness.token("supervisor").set_ready();
-    let mut background = tend(
-        args,
-        &host,
-        &client,
-        out,
-        &readiness,
-        state_read,
-        shutdown.clone(),
-    );
-    let result = tokio::select! {
-        ended = agent => ended.context("the agent's loop").and_then(|result| result),
-        (ended, ..) = select_all(&mut background.tasks) => Err(ended_early(ended)),
+    let (identity, ready) = (readiness.token("tool-identity"), readiness.token("lease"));
+    let (to_serve, said) = (client.clone(), Arc::new(Notify::new()));
+    let ending = Ending {
+        shutdown: shutdown.clone(),
+        said: Arc::clone(&said),
     };
-    if result.is_ok() {
-        // Until the Lease says that the node takes nothing more, work is bound to it that must wait for the next agent.
-        let _ = tokio::time::timeout(RELEASE_BOUND, background.released.notified()).await;
-    }
+    let served = Arc::clone(&host);
+    // New work comes once both the probe has shown that tools cannot reach what is ours and the state is read.
+    let serve = async move {
+        probe_until_safe(secrets, probe_as, identity).await;
+        state_read.notified().await;
+        lease::keep(to_serve, served, args.namespace, args.capacity, ready, ending).await;
+    };
+    let installation = installation::keep_checking(client.clone(), readiness.token("installation"));
+    let watch = sources::watch(client, host, out);
+    let mut beside = [
+        tokio::spawn(installation.map(|()| "the check of the installation")),
+        tokio::spawn(watch.map(|()| "the watch of executions")),
+        tokio::spawn(serve.map(|()| "the upkeep of the Lease")),
+    ];
+    let result = tokio::select! {
+        ended = &mut agent => ended.context("the agent's loop").and_then(|result| result),
+        (ended, ..) = select_all(&mut beside) => Err(ended_early(ended)),
+    };
+    finish(&result, agent, beside, &said).await;
     shutdown.begin();
-    for task in background.tasks {
-        task.abort();
-    }
     server.await.context("the metrics server")??;
     result
+}
+
+type Beside = JoinHandle<&'static str>;
+
+async fn finish(
+    result: &Result<()>,
+    agent: JoinHandle<Result<()>>,
+    beside: [Beside; 3],
+    said_in_the_lease: &Notify,
+) {
+    if result.is_ok() {
+        // Until the Lease says that the node takes nothing more, work is bound to it that must wait for the next agent.
+        let _ = tokio::time::timeout(RELEASE_BOUND, said_in_the_lease.notified()).await;
+    } else if !agent.is_finished() {
+        // What runs goes on for the next agent: the loop must not see the shutdown.
+        agent.abort();
+        let _ = agent.await;
+    }
+    for task in beside {
+        task.abort();
+    }
+}
+
+/// A user number that no run holds, for the probe.
+fn unused_user(host: &Host) -> Result<u32> {
+    let taken: BTreeSet<u32> = host.spool.runs()?.into_iter().map(|(_, user)| user).collect();
+    let (first, last) = (host.node.first_user, host.node.last_user);
+    let unused = (first..=last).rev().find(|user| !taken.contains(user));
+    Ok(unused.unwrap_or(last))
 }
 
 /// None of the tasks beside the loop ends by itself.
@@ -161,49 +205,6 @@ fn ended_early(ended: Result<&'static str, JoinError>) -> anyhow::Error {
         Ok(name) => anyhow!("{name} ended; nothing can go on without it"),
         Err(error) => anyhow!("a task beside the loop died: {error}"),
     }
-}
-
-/// What goes on beside the loop.
-struct Background {
-    tasks: [JoinHandle<&'static str>; 3],
-    /// Told once the Lease says that the node takes nothing more.
-    released: Arc<Notify>,
-}
-
-/// Starts what goes on beside the loop: the check of the installation, the watch, and, once both the probe has shown
-/// that tools cannot reach what is ours and the node's state is read, the Lease.
-fn tend(
-    args: Args,
-    host: &Arc<Host>,
-    client: &Client,
-    out: UnboundedSender<Input>,
-    readiness: &Readiness,
-    state_read: Arc<Notify>,
-    shutdown: Shutdown,
-) -> Background {
-    let secrets = Secrets::new(
-        args.kubeconfig.as_deref(),
-        host.spool.path(),
-        host.link.payload.as_deref(),
-    );
-    let (identity, ready) = (readiness.token("tool-identity"), readiness.token("lease"));
-    let installation = installation::keep_checking(client.clone(), readiness.token("installation"));
-    let watch = sources::watch(client.clone(), Arc::clone(host), out);
-    let (host, client) = (Arc::clone(host), client.clone());
-    let released = Arc::new(Notify::new());
-    let said = Arc::clone(&released);
-    let serve = async move {
-        probe_until_safe(secrets, host.node.first_user, identity).await;
-        state_read.notified().await;
-        let ending = Ending { shutdown, said };
-        lease::keep(client, host, args.namespace, args.capacity, ready, ending).await;
-    };
-    let tasks = [
-        tokio::spawn(installation.map(|()| "the check of the installation")),
-        tokio::spawn(watch.map(|()| "the watch of executions")),
-        tokio::spawn(serve.map(|()| "the upkeep of the Lease")),
-    ];
-    Background { tasks, released }
 }
 
 /// Returns once tools cannot reach what is ours. Until then there is no Lease, so new work goes elsewhere; what runs is

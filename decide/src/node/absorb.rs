@@ -15,15 +15,7 @@ impl World {
         let mut dirty = Dirty::new();
         match event {
             Event::Resynced(snapshot) => self.resync(*snapshot, &mut dirty),
-            Event::Unreadable(uids) => {
-                let before = std::mem::replace(&mut self.unreadable, uids);
-                dirty.extend(
-                    before
-                        .iter()
-                        .flat_map(|uid| self.attempts_of(uid))
-                        .map(Key::Attempt),
-                );
-            }
+            Event::Unreadable(uids) => self.cannot_read(uids, &mut dirty),
             Event::Draining { kill_at } => {
                 self.draining = Some(kill_at);
                 dirty.extend(self.attempts.keys().cloned().map(Key::Attempt));
@@ -53,14 +45,9 @@ impl World {
             Event::Measured { key, at, bytes } => {
                 self.with(key, &mut dirty, |attempt| attempt.process.measured(at, bytes));
             }
-            Event::CollectEnded { key, at, collected } => self.with(key, &mut dirty, |attempt| {
-                attempt.doing = None;
-                attempt.clean = collected.clean_up.is_ok();
-                if !attempt.clean {
-                    attempt.clean_at = at.boot_ms + CLEAN_PAUSE_MS;
-                }
-                attempt.collected = Some(collected);
-            }),
+            Event::CollectEnded { key, at, collected } => {
+                self.with(key, &mut dirty, |attempt| attempt.collect_ended(at, collected));
+            }
             Event::ReportEnded {
                 key,
                 at,
@@ -84,6 +71,12 @@ impl World {
             change(attempt);
             dirty.insert(Key::Attempt(key));
         }
+    }
+
+    fn cannot_read(&mut self, uids: BTreeSet<String>, dirty: &mut Dirty) {
+        let before = std::mem::replace(&mut self.unreadable, uids);
+        let keys = before.iter().flat_map(|uid| self.attempts_of(uid));
+        dirty.extend(keys.map(Key::Attempt));
     }
 
     /// Attempts that `which` names are read back before anything is started or written for them.
@@ -289,10 +282,10 @@ impl World {
         match result {
             Ok(()) => {
                 // An attempt that waits for this looks again by itself.
-                if let Some(gone) = self.runs.remove(&run) {
-                    if self.users.get(&gone.user) == Some(&run) {
-                        self.users.remove(&gone.user);
-                    }
+                if let Some(gone) = self.runs.remove(&run)
+                    && self.users.get(&gone.user) == Some(&run)
+                {
+                    self.users.remove(&gone.user);
                 }
             }
             Err(_) => {

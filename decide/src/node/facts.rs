@@ -71,6 +71,15 @@ impl Attempt {
         }
     }
 
+    pub(super) fn collect_ended(&mut self, at: Moment, collected: Box<Collected>) {
+        self.doing = None;
+        self.clean = collected.clean_up.is_ok();
+        if !self.clean {
+            self.clean_at = at.boot_ms + CLEAN_PAUSE_MS;
+        }
+        self.collected = Some(collected);
+    }
+
     pub(super) fn report_ended(&mut self, at: Moment, level: Level, result: Result<(), ReportFailure>) {
         self.doing = None;
         match result {

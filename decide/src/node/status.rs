@@ -120,16 +120,39 @@ pub(super) fn with_failed_clean_up(object: &ToolExecution) -> Option<ToolExecuti
         .status
         .as_ref()
         .filter(|status| status.cleanup == Some(Cleanup::Failed))?;
-    let fence = &object.spec.binding.as_ref()?.fence;
-    if status.fence.as_ref() != Some(fence) {
+    let binding = object.spec.binding.as_ref()?;
+    let n = binding.attempt;
+    if status.fence.as_ref() != Some(&binding.fence) {
         return None;
     }
-    let mut status = status.clone();
-    status.decisions.clear();
-    status
-        .conditions
-        .retain(|condition| [kind::SUCCEEDED, kind::CLEANED_UP].contains(&condition.type_.as_str()));
-    Some(status)
+    let ours = [kind::SUCCEEDED, kind::CLEANED_UP];
+    let status = status.clone();
+    // Named one by one: a field of another's, applied as ours, would be ours from then on.
+    Some(ToolExecutionStatus {
+        fence: status.fence,
+        phase: status.phase,
+        reason: status.reason,
+        message: status.message,
+        error_class: status.error_class,
+        outcome: status.outcome,
+        start_time: status.start_time,
+        completion_time: status.completion_time,
+        node_name: status.node_name,
+        incarnation: status.incarnation,
+        output: status.output,
+        stored: status.stored,
+        result: status.result,
+        usage: status.usage,
+        isolation: status.isolation,
+        attempts: status.attempts.into_iter().filter(|one| one.n == n).collect(),
+        cleanup: status.cleanup,
+        conditions: status
+            .conditions
+            .into_iter()
+            .filter(|condition| ours.contains(&condition.type_.as_str()))
+            .collect(),
+        ..ToolExecutionStatus::default()
+    })
 }
 
 /// For an end that the server refuses in every form: that it is so, beside what was written before.
