@@ -13,6 +13,7 @@ mod failure;
 mod finish;
 mod guard;
 mod load;
+mod memory;
 mod outcome;
 mod queue;
 mod request;

@@ -1,0 +1,132 @@
+//! What is kept of objects, what is forgotten of those that are gone, and how their late echoes are told.
+
+use super::absorb::version;
+use super::types::{Key, ObjectKey};
+use super::world::{World, is_settled, key_of, phase_of};
+use super::writes::Subject;
+use fairlead_crds::ToolExecution;
+use fairlead_crds::values::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+impl World {
+    pub(super) fn keep(&mut self, key: ObjectKey, execution: Arc<ToolExecution>) {
+        let owner = |x: &ToolExecution| x.spec.run_ref.as_ref().map(|r| r.uid.clone());
+        if self
+            .executions
+            .get(&key)
+            .is_some_and(|old| owner(old) != owner(&execution))
+        {
+            self.drop_execution(&key);
+        }
+        if let Some(run) = &execution.spec.run_ref {
+            self.executions_of
+                .entry(run.uid.clone())
+                .or_default()
+                .insert(key.clone());
+        }
+        self.executions.insert(key, execution);
+    }
+
+    pub(super) fn drop_execution(&mut self, key: &ObjectKey) -> Option<Arc<ToolExecution>> {
+        let execution = self.executions.remove(key)?;
+        self.bury(
+            Subject::Execution(key.clone()),
+            version(&execution.metadata).unwrap_or(0),
+        );
+        if let Some(run) = &execution.spec.run_ref
+            && let Some(keys) = self.executions_of.get_mut(&run.uid)
+        {
+            keys.remove(key);
+            if keys.is_empty() {
+                self.executions_of.remove(&run.uid);
+            }
+        }
+        Some(execution)
+    }
+
+    /// Remembers a subject that is forgotten until the write about it has come to its end.
+    pub(super) fn bury(&mut self, subject: Subject, seen: u64) {
+        if self.writes.in_flight(&subject) {
+            let known = self.buried.entry(subject).or_default();
+            *known = seen.max(*known);
+        }
+    }
+
+    pub(super) fn is_buried(&self, subject: &Subject, metadata: &ObjectMeta) -> bool {
+        self.buried
+            .get(subject)
+            .is_some_and(|seen| version(metadata).is_some_and(|v| v <= *seen))
+    }
+
+    /// A run that has ended needs only those of its executions whose clean-up is not confirmed.
+    pub(super) fn forget_children(&mut self, uid: &str) {
+        let Some(state) = self.runs.get_mut(uid) else {
+            return;
+        };
+        state.request = None;
+        let turns = std::mem::take(&mut state.turns);
+        for (at, turn) in turns {
+            if phase_of(&turn).is_terminal() {
+                self.turn_owner.remove(&key_of(&turn.metadata));
+            } else {
+                // It came late and is still to be closed.
+                state.turns.insert(at, turn);
+            }
+        }
+        let settled: Vec<_> = self
+            .executions_of(uid)
+            .filter(|x| is_settled(x))
+            .map(|x| key_of(&x.metadata))
+            .collect();
+        for key in settled {
+            self.drop_execution(&key);
+        }
+        self.waiting.retain(|_, w| w.run.as_deref() != Some(uid));
+    }
+
+    pub(super) fn run_gone(&mut self, uid: &str, dirty: &mut BTreeSet<Key>) {
+        self.forget_children(uid);
+        self.runs.remove(uid);
+        // The UID never comes back.
+        self.bury(Subject::Turn(uid.to_owned()), u64::MAX);
+        self.bury(Subject::Run(uid.to_owned()), u64::MAX);
+        self.writes.done(&Subject::Turn(uid.to_owned()));
+        self.writes.done(&Subject::Run(uid.to_owned()));
+        dirty.insert(Key::Queue);
+    }
+
+    pub(super) fn turn_gone(&mut self, key: &ObjectKey, now: Time, dirty: &mut BTreeSet<Key>) {
+        if let Some((uid, index, attempt)) = self.turn_owner.remove(key) {
+            if let Some(state) = self.runs.get_mut(&uid) {
+                state.turns.remove(&(index, attempt));
+                state.torn.get_or_insert(now);
+                if state.object.is_none() && state.turns.is_empty() {
+                    self.runs.remove(&uid);
+                }
+            }
+            dirty.insert(Key::Run(uid));
+        }
+    }
+
+    pub(super) fn execution_gone(&mut self, key: &ObjectKey, dirty: &mut BTreeSet<Key>) {
+        self.unload(key, dirty);
+        self.waiting.remove(key);
+        self.writes.done(&Subject::Execution(key.clone()));
+        dirty.insert(Key::Queue);
+        let Some(gone) = self.drop_execution(key) else {
+            return;
+        };
+        if let Some((run, call)) = gone.spec.run_ref.as_ref().zip(gone.spec.call_id.clone()) {
+            // It may have had its effect: it is not made again.
+            if let Some(state) = self.runs.get_mut(&run.uid) {
+                state.refused.insert(
+                    call,
+                    "The record of this call was deleted; what came of it is not known.".to_owned(),
+                );
+            }
+            dirty.insert(Key::Run(run.uid.clone()));
+        }
+    }
+}
