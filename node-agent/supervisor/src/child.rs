@@ -23,6 +23,9 @@ const CAPABILITY_VERSION_3: u32 = 0x2008_0522;
 /// An empty directory nobody may enter: no block, two inodes, no permission.
 const HIDE_OPTIONS: &CStr = c"size=4k,nr_inodes=2,mode=0";
 const TMP: &CStr = c"/tmp";
+const SHM: &CStr = c"/dev/shm";
+/// Its pages count as memory of the tool's group; the size bounds it where no memory limit can be set.
+const SHM_OPTIONS: &CStr = c"size=64m,mode=1777";
 
 /// Everything the child needs, made before the clone. Descriptors are -1 where a step does not apply.
 pub(crate) struct Plan<'a> {
@@ -186,7 +189,13 @@ fn private_tmp(plan: &Plan<'_>) -> Outcome {
     }
     mount(c".", TMP, c"", libc::MS_BIND, c"")?;
     let flags = libc::MS_REMOUNT | libc::MS_BIND | libc::MS_NOSUID | libc::MS_NODEV;
-    mount(c"none", TMP, c"", flags, c"")
+    mount(c"none", TMP, c"", flags, c"")?;
+    let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
+    match mount(c"tmpfs", SHM, c"tmpfs", flags, SHM_OPTIONS) {
+        // A root without it has no shared memory to keep apart.
+        Err(libc::ENOENT) => Ok(()),
+        other => other,
+    }
 }
 
 /// What no program can get back, not even by a set-user-id file.

@@ -13,13 +13,14 @@ pub(crate) const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 pub(crate) const CLONE_CLEAR_SIGHAND: u64 = 0x1_0000_0000;
 const CLONE_PIDFD: u64 = 0x1000;
 const CLONE_NEWNS: u64 = 0x2_0000;
+const CLONE_NEWIPC: u64 = 0x800_0000;
 
 /// How the child is to be made.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CloneWish {
     /// Group to be born in.
     pub(crate) cgroup: Option<RawFd>,
-    /// Own mount namespace.
+    /// Own namespaces of mounts and of System V and POSIX IPC objects, through which two runs could meet otherwise.
     pub(crate) mounts: bool,
 }
 
@@ -44,7 +45,7 @@ pub(crate) fn clone3(wish: CloneWish) -> io::Result<Side> {
         args.cgroup = fd as u64;
     }
     if wish.mounts {
-        args.flags |= CLONE_NEWNS;
+        args.flags |= CLONE_NEWNS | CLONE_NEWIPC;
     }
     // SAFETY: without CLONE_VM this is a fork: the child has its own copy of all memory. The process has
     // one thread, so no lock can be held elsewhere, and the child makes only system calls until exec.
@@ -61,7 +62,8 @@ pub(crate) fn clone3(wish: CloneWish) -> io::Result<Side> {
 /// The older `clone`, for machines whose system call filter answers `clone3` with ENOSYS or EPERM.
 pub(crate) fn clone_plain(mounts: bool) -> io::Result<Side> {
     let mut pidfd: libc::c_int = -1;
-    let flags = libc::SIGCHLD as u64 | CLONE_PIDFD | if mounts { CLONE_NEWNS } else { 0 };
+    let apart = if mounts { CLONE_NEWNS | CLONE_NEWIPC } else { 0 };
+    let flags = libc::SIGCHLD as u64 | CLONE_PIDFD | apart;
     let none = std::ptr::null_mut::<libc::c_void>();
     // SAFETY: as for clone3; a null stack means "the same address in the copy". `pidfd` is written by the
     // kernel before the call returns in the parent.

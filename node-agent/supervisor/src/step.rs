@@ -38,7 +38,7 @@ pub enum Step {
     MountPrivate = 14,
     /// The agent's files hidden.
     Hide = 15,
-    /// The home directory bound over `/tmp`.
+    /// The home directory bound over `/tmp`, and an empty `/dev/shm`.
     PrivateTmp = 16,
     /// The capability bounding set emptied.
     BoundingSet = 17,

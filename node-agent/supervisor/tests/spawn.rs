@@ -116,6 +116,27 @@ fn a_tool_is_nobody_and_sees_nothing_of_ours() {
 }
 
 #[test]
+fn a_tool_shares_no_memory_with_anybody() {
+    if !ready() {
+        return;
+    }
+    let rig = Rig::start("shm", &[]);
+    let (mut agent, _) = rig.agent();
+    let attempt = rig.attempt(1);
+    let name = format!("fairlead-test-{}", std::process::id());
+    let script = format!("readlink /proc/self/ns/ipc; echo mine > /dev/shm/{name} && ls /dev/shm");
+    let (status, output) = agent.run(&attempt, &["sh", "-c", &script]);
+    assert_eq!(status, 0, "{output}");
+    let ours = fs::read_link("/proc/self/ns/ipc").expect("our namespace");
+    assert!(!output.contains(ours.to_str().expect("text")), "{output}");
+    assert!(
+        output.ends_with(&format!("\n{name}\n")),
+        "it begins empty: {output}"
+    );
+    assert!(!std::path::Path::new("/dev/shm").join(&name).exists());
+}
+
+#[test]
 fn what_cannot_start_is_refused_with_its_step() {
     if !ready() {
         return;
