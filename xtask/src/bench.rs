@@ -5,7 +5,6 @@
 //! means something where the figures alone do not.
 
 use std::fs;
-use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
@@ -19,6 +18,11 @@ mod kernel;
 mod memory;
 mod samples;
 mod table;
+
+/// Example of `fairlead-supervisor` that measures starts and kills.
+const KERNEL_TOOL: &str = "bench";
+/// Example of `fairlead-e2e` that makes the load of a cluster.
+const CLUSTER_TOOL: &str = "load";
 
 /// What `bench` shall measure.
 #[derive(Clone, Debug, clap::Args)]
@@ -54,14 +58,13 @@ pub fn run(bench: &Bench) -> Result<()> {
     let mut table = Table::default();
     table.note(machine()?);
     table.note(format!("Programs: {:?} build.", bench.profile));
+    let programs = build(bench)?;
+    let example = |name: &str| programs.dir.join("examples").join(name);
     if bench.only.contains(&Part::Kernel) {
-        let tool = example(bench.profile, "fairlead-supervisor", "bench")?;
-        kernel::measure(&mut table, &Programs::there(bench.profile), &tool, bench.quick)?;
+        kernel::measure(&mut table, &programs, &example(KERNEL_TOOL), bench.quick)?;
     }
     if bench.only.contains(&Part::Cluster) {
-        let programs = Programs::build(bench.profile)?;
-        let tool = example(bench.profile, "fairlead-e2e", "load")?;
-        cluster::measure(&mut table, &programs, &tool, bench.quick)?;
+        cluster::measure(&mut table, &programs, &example(CLUSTER_TOOL), bench.quick)?;
     }
     let text = table.markdown();
     println!("{text}");
@@ -69,20 +72,26 @@ pub fn run(bench: &Bench) -> Result<()> {
     fs::write(&path, text).with_context(|| format!("write {}", path.display()))
 }
 
-/// Builds an example of a package, and the package's programs, and gives the example's path.
-fn example(profile: Profile, package: &str, name: &str) -> Result<PathBuf> {
+/// Builds what the parts need, in one go: cargo builds a dependency again for each selection of packages that asks other
+/// features of it.
+fn build(bench: &Bench) -> Result<Programs> {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command
-        .current_dir(repo::root())
-        .args(["build", "--bins", "--package", package, "--example", name]);
-    if profile == Profile::Release {
+    command.current_dir(repo::root()).args(["build", "--bins"]);
+    command.args(["--package", "fairlead-supervisor", "--example", KERNEL_TOOL]);
+    if bench.only.contains(&Part::Cluster) {
+        for package in Programs::PACKAGES {
+            command.args(["--package", package]);
+        }
+        command.args(["--package", "fairlead-e2e", "--example", CLUSTER_TOOL]);
+    }
+    if bench.profile == Profile::Release {
         command.arg("--release");
     }
     let status = command.status().with_context(|| format!("start {command:?}"))?;
     if !status.success() {
         bail!("{command:?} failed with {status}");
     }
-    Ok(Programs::there(profile).dir.join("examples").join(name))
+    Ok(Programs::there(bench.profile))
 }
 
 fn machine() -> Result<String> {

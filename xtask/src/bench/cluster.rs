@@ -113,7 +113,9 @@ fn run_rows(table: &mut Table, runs: &str, many: &Value, rounds: &Value, floor: 
         "",
     ));
     table.push(Row {
-        path: format!("{runs} runs × 3 calls at once: execution seen → its end seen"),
+        path: format!(
+            "{runs} runs × 3 calls at once: execution seen → its end seen, waiting for a place included"
+        ),
         ours: samples(many, "roundTrip")?.text(),
         floor: samples(floor, "spaced")?.text(),
         aim: "",
@@ -163,7 +165,8 @@ fn notes(table: &mut Table) {
          the chart's role for users; the floor's second client has the operator's token. The floor of a round trip is a \
          create by one client and a status write by a second one that watches, seen by a third; a user's own execution \
          is bound in between, which is one write more. The floor of a rate is create, status write, delete, by as many \
-         clients in flight, with no program of ours running. The floor of a round is the five writes of a turn with one \
+         clients in flight, with no program of ours running: three writes, where the runs have nearly five for each of \
+         their calls (run and turns included). The floor of a round is the five writes of a turn with one \
          call, one after the other."
     ));
     table.note(
