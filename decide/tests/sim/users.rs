@@ -160,6 +160,7 @@ impl Sim {
 
     pub fn do_deed(&mut self, deed: Deed) {
         self.users_left -= 1;
+        self.last_write = self.now;
         self.note(|| match &deed {
             Deed::CreateRun(run) => format!("user creates run {}", key_of(&run.metadata)),
             other => format!("user: {other:?}").chars().take(90).collect(),
