@@ -15,11 +15,10 @@ use xtask::cluster::Cluster;
 use xtask::control_plane::binaries::Binaries;
 use xtask::control_plane::{ControlPlane, Options};
 use xtask::guest::{self, Guest};
+use xtask::install;
 use xtask::programs::{Profile, Programs};
 use xtask::stack::Stack;
-use xtask::{install, wait};
 
-const LIMIT: Duration = Duration::from_secs(120);
 const MIB: u64 = 1024 * 1024;
 /// Takes memory until it is stopped: `tail` keeps what may be the last line.
 const HOG: &str = "tail /dev/zero";
@@ -62,7 +61,7 @@ fn limits_stop_tools_and_the_node_lives() {
     script.push_str(&format!("exec {}\n", guest::quoted(&argv)));
     let guest = Guest {
         memory_mib: 3_072,
-        limit: Duration::from_secs(400),
+        limit: Duration::from_secs(600),
     };
     let output = guest.run(&script).expect("the guest");
     println!("{}", output.text);
@@ -91,17 +90,23 @@ fn inside() {
     let lives = || (stack.process(&node).unwrap(), stack.agent(0).unwrap());
     let before = lives();
     let place = Place(plane.cluster());
+    place.0.apply(&tools()).expect("make the tools");
+    place
+        .0
+        .kubectl(&[
+            "wait",
+            "tools",
+            "--all",
+            "--for=condition=Accepted",
+            "--timeout=60s",
+        ])
+        .expect("accepted");
     own_limits(&place);
     oom_and_fallback(&place);
     kill_is_no_oom(&place);
     bomb(&place);
     parents_limit(&place, &stack.cgroup_root(0));
-    place.ends(
-        "after",
-        &tool("after", &["echo", "served"], &json!({})),
-        "Succeeded",
-        "Completed",
-    );
+    place.ends("after", "Succeeded", "Completed");
     assert_eq!(
         lives(),
         before,
@@ -109,16 +114,52 @@ fn inside() {
     );
 }
 
+/// The tools, with what each may use.
+fn tools() -> Value {
+    let sh = |script: &str| json!(["sh", "-c", script]);
+    let own =
+        "g=/sys/fs/cgroup$(sed -n 's/^0:://p' /proc/self/cgroup); cd $g; cat memory.max pids.max cpu.max";
+    let or_light = format!("{HOG} || echo light");
+    let deaf = "trap '' TERM; while :; do sleep 1; done";
+    let short = json!({"hardSeconds": 1, "graceSeconds": 1});
+    let long = json!({"hardSeconds": 100, "graceSeconds": 1});
+    let items: Vec<Value> = [
+        ("plain", sh(own), json!({}), &long),
+        ("whole", sh(&or_light), json!({"memoryMaxBytes": 32 * MIB}), &long),
+        (
+            "parts",
+            sh(&or_light),
+            json!({"memoryMaxBytes": 32 * MIB, "oomGroup": false}),
+            &long,
+        ),
+        ("slow", sh(deaf), json!({}), &short),
+        (
+            "bomb",
+            json!(["python3", "-c", BOMB]),
+            json!({"maxProcesses": 32}),
+            &long,
+        ),
+        ("beside", json!(["echo", "served"]), json!({}), &long),
+        ("parent", sh(HOG), json!({"memoryMaxBytes": 1024 * MIB}), &long),
+        ("after", json!(["echo", "served"]), json!({}), &long),
+    ]
+    .into_iter()
+    .map(|(name, argv, resources, timeouts)| {
+        json!({
+            "apiVersion": API_VERSION, "kind": "Tool", "metadata": {"name": name, "namespace": "default"},
+            "spec": {
+                "description": "A tool that goes beyond its limits, or beside one.",
+                "runner": {"command": {"argv": argv}}, "resources": resources, "timeouts": timeouts,
+            },
+        })
+    })
+    .collect();
+    json!({"apiVersion": "v1", "kind": "List", "items": items})
+}
+
 /// CG-14: a tool that names no limits has some all the same.
 fn own_limits(place: &Place<'_>) {
-    let script =
-        "g=/sys/fs/cgroup$(sed -n 's/^0:://p' /proc/self/cgroup); cd $g; cat memory.max pids.max cpu.max";
-    let status = place.ends(
-        "plain",
-        &tool("plain", &["sh", "-c", script], &json!({})),
-        "Succeeded",
-        "Completed",
-    );
+    let status = place.ends("plain", "Succeeded", "Completed");
     assert_eq!(status["output"]["text"], "2147483648\n256\n200000 100000\n");
     assert_eq!(status["isolation"]["backend"], "CgroupV2");
     assert_eq!(status["isolation"]["missingControllers"], Value::Null, "{status}");
@@ -126,26 +167,13 @@ fn own_limits(place: &Place<'_>) {
 
 /// CG-11: a tool dies as a whole, or goes on with what the kernel left of it, as it asked for.
 fn oom_and_fallback(place: &Place<'_>) {
-    let script = format!("{HOG} || echo light");
-    let limits = json!({"memoryMaxBytes": 32 * MIB});
-    let status = place.ends(
-        "whole",
-        &tool("whole", &["sh", "-c", &script], &limits),
-        "Failed",
-        "OutOfMemory",
-    );
+    let status = place.ends("whole", "Failed", "OutOfMemory");
     assert_eq!(status["outcome"], "Unknown");
     assert_eq!(status["result"]["signal"], 9);
     assert!(status["result"]["oomKills"].as_i64().unwrap() > 0, "{status}");
     assert_eq!(status["output"]["text"], "");
 
-    let limits = json!({"memoryMaxBytes": 32 * MIB, "oomGroup": false});
-    let status = place.ends(
-        "parts",
-        &tool("parts", &["sh", "-c", &script], &limits),
-        "Succeeded",
-        "Completed",
-    );
+    let status = place.ends("parts", "Succeeded", "Completed");
     assert!(
         status["output"]["text"].as_str().unwrap().ends_with("light\n"),
         "{status}"
@@ -158,34 +186,22 @@ fn oom_and_fallback(place: &Place<'_>) {
 
 /// CG-10: the hard timeout ends in the same signal and is not called a lack of memory.
 fn kill_is_no_oom(place: &Place<'_>) {
-    let mut slow = tool(
-        "slow",
-        &["sh", "-c", "trap '' TERM; while :; do sleep 1; done"],
-        &json!({}),
-    );
-    slow["spec"]["timeouts"] = json!({"hardSeconds": 1, "graceSeconds": 1});
-    let status = place.ends("slow", &slow, "TimedOut", "HardTimeout");
+    let status = place.ends("slow", "TimedOut", "HardTimeout");
     assert_eq!(status["result"]["signal"], 9, "{status}");
     assert_eq!(status["result"]["oomKills"], 0, "{status}");
 }
 
 /// CG-13: beside a fork bomb at its limit others start, and one cancel ends all of it.
 fn bomb(place: &Place<'_>) {
-    let bomb = tool("bomb", &["python3", "-c", BOMB], &json!({"maxProcesses": 32}));
-    place.starts("bomb", &bomb);
-    place.sees("bomb", "to run", |status| status["phase"] == "Running");
-    place.ends(
-        "beside",
-        &tool("beside", &["echo", "served"], &json!({})),
-        "Succeeded",
-        "Completed",
-    );
+    place.starts("bomb");
+    place.sees("bomb", "{.status.phase}=Running");
+    place.ends("beside", "Succeeded", "Completed");
     let cancel = r#"{"spec":{"desiredState":"Cancelled"}}"#;
     place
         .0
         .kubectl(&["patch", "tx", "bomb", "--type=merge", "--patch", cancel])
         .expect("cancel");
-    let status = place.sees("bomb", "to end", |status| status["completionTime"].is_string());
+    let status = place.sees("bomb", "{.status.completionTime}");
     assert_eq!(
         (&status["phase"], &status["cleanup"]),
         (&json!("Cancelled"), &json!("Confirmed")),
@@ -201,46 +217,25 @@ fn bomb(place: &Place<'_>) {
 /// CG-09: over the limit of all tools together, though not over its own.
 fn parents_limit(place: &Place<'_>, root: &Path) {
     let payload = root.read_dir().unwrap().flatten().map(|entry| entry.path());
-    let payload = payload.filter(|path| {
+    let mut payload = payload.filter(|path| {
         path.file_name()
             .unwrap()
             .to_string_lossy()
             .starts_with("payload-")
     });
-    let limit = payload.last().expect("a payload group").join("memory.max");
+    let limit = payload.next().expect("a payload group").join("memory.max");
     std::fs::write(&limit, (64 * MIB).to_string()).unwrap();
-    let limits = json!({"memoryMaxBytes": 1024 * MIB});
-    let status = place.ends(
-        "parent",
-        &tool("parent", &["sh", "-c", HOG], &limits),
-        "Failed",
-        "OutOfMemory",
-    );
+    let status = place.ends("parent", "Failed", "OutOfMemory");
     assert!(status["result"]["oomKills"].as_i64().unwrap() > 0, "{status}");
     std::fs::write(&limit, "max").unwrap();
 }
 
-fn tool(name: &str, argv: &[&str], resources: &Value) -> Value {
-    json!({
-        "apiVersion": API_VERSION, "kind": "Tool", "metadata": {"name": name, "namespace": "default"},
-        "spec": {
-            "description": "A tool that goes beyond its limits.", "runner": {"command": {"argv": argv}},
-            "resources": resources, "timeouts": {"hardSeconds": 100, "graceSeconds": 1},
-        },
-    })
-}
-
-/// The cluster, and the namespace `default` in it.
+/// The cluster, and the namespace `default` in it. Each call of kubectl takes seconds here, so there are few.
 struct Place<'a>(&'a Cluster);
 
 impl Place<'_> {
-    /// Makes a tool and an execution of it.
-    fn starts(&self, name: &str, tool: &Value) {
-        self.0.apply(tool).expect("make the tool");
-        let wait = ["wait", "--for=condition=Accepted", "--timeout=60s"];
-        self.0
-            .kubectl(&[&wait, [&format!("tools.fairlead.dev/{name}") as &str].as_slice()].concat())
-            .expect("accepted");
+    /// Makes an execution of the tool `name`.
+    fn starts(&self, name: &str) {
         let execution = json!({
             "apiVersion": API_VERSION, "kind": "ToolExecution", "metadata": {"name": name, "namespace": "default"},
             "spec": {"tool": {"toolRef": {"name": name}}},
@@ -248,26 +243,28 @@ impl Place<'_> {
         self.0.apply(&execution).expect("make the execution");
     }
 
-    /// The status of an execution, once `fits` says so.
-    fn sees(&self, name: &str, what: &str, fits: impl Fn(&Value) -> bool) -> Value {
-        let last = std::cell::RefCell::new(Value::Null);
-        let look = || {
-            let text = self.0.kubectl(&["get", "tx", name, "--output=json"])?;
-            let status = serde_json::from_str::<Value>(&text)?["status"].take();
-            last.replace(status.clone());
-            Ok(fits(&status).then_some(status))
-        };
-        let every = Duration::from_millis(200);
-        let seen = wait::until(&format!("execution {name} {what}"), LIMIT, every, look, || {
-            last.borrow().to_string()
-        });
-        seen.expect("what it waits for")
+    /// The status of an execution, once the path in it is there or has its value (`kubectl wait --for=jsonpath`).
+    fn sees(&self, name: &str, path: &str) -> Value {
+        let waited = self.0.kubectl(&[
+            "wait",
+            "tx",
+            name,
+            &format!("--for=jsonpath={path}"),
+            "--timeout=120s",
+        ]);
+        let text = self
+            .0
+            .kubectl(&["get", "tx", name, "--output=json"])
+            .expect("read the execution");
+        let status = serde_json::from_str::<Value>(&text).expect("JSON")["status"].take();
+        waited.unwrap_or_else(|error| panic!("{error:#}: {status}"));
+        status
     }
 
     /// Runs a tool to its end, which must be of this phase and reason, and gives its status.
-    fn ends(&self, name: &str, tool: &Value, phase: &str, reason: &str) -> Value {
-        self.starts(name, tool);
-        let status = self.sees(name, "to end", |status| status["completionTime"].is_string());
+    fn ends(&self, name: &str, phase: &str, reason: &str) -> Value {
+        self.starts(name);
+        let status = self.sees(name, "{.status.completionTime}");
         println!(
             "{name}: {} {}: {}",
             status["phase"], status["reason"], status["message"]
