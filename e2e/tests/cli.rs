@@ -1,5 +1,7 @@
 //! `kubectl-fairlead` against a real API server, with the rights of somebody who may only look.
 
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
 use fairlead_e2e as e2e;
 use serde_json::{Value, json};
 use std::path::PathBuf;
