@@ -254,7 +254,8 @@ impl Sim {
 
     pub fn pause_operator(&mut self, i: usize, millis: Ms) {
         self.note(|| format!("operator {i} is paused for {millis} ms"));
-        self.operators[i].paused_until = self.now + millis;
+        let until = self.now + millis;
+        self.operators[i].paused_until = self.operators[i].paused_until.max(until);
         let epoch = self.operators[i].epoch;
         self.later(millis, Ev::Tick { operator: i, epoch });
     }

@@ -88,7 +88,7 @@ impl Sim {
             .operators
             .iter()
             .enumerate()
-            .filter(|(_, o)| o.up && o.term().is_some())
+            .filter(|(_, o)| o.up && o.term().is_some() && o.paused_until + QUIET_MS / 2 < self.now)
         {
             let world = &operator.core.world;
             let loaded = self.nodes.iter().find(|n| world.load.on_node(&n.name) > 0);
