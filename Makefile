@@ -22,8 +22,9 @@ demo:
 up:
 	@hack/setup.sh run && cargo xtask up --nodes $(NODES) --profile $(PROFILE)
 
+# The program that is there, if any: cargo would wait for whatever else is being built.
 down:
-	@cargo xtask down
+	@if [ -x target/debug/xtask ]; then target/debug/xtask down; else cargo xtask down; fi
 
 test:
 	@hack/setup.sh test && cargo xtask ci

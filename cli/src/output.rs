@@ -7,16 +7,23 @@ use crate::text;
 use anyhow::{Context, Result};
 use fairlead_crds::{ExecutionPhase, ToolExecution, ToolExecutionStatus};
 use kube::Api;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 
 /// Prints the output; what is to be said about it goes to standard error.
 pub async fn run(target: &Target, options: &args::Output) -> Result<Exit> {
     let api: Api<ToolExecution> = Api::namespaced(target.client.clone(), &target.namespace);
     let name = &options.execution;
-    let execution = api
-        .get(name)
+    let found = api
+        .get_opt(name)
         .await
         .with_context(|| format!("get toolexecution {}/{name}", target.namespace))?;
+    let Some(execution) = found else {
+        eprintln!(
+            "there is no toolexecution {}/{name}; see: kubectl get tx",
+            target.namespace
+        );
+        return Ok(Exit::NotFound);
+    };
     let status = execution.status.unwrap_or_default();
     let Some(output) = &status.output else {
         eprintln!("{}", missing(name, &status));
@@ -27,10 +34,15 @@ pub async fn run(target: &Target, options: &args::Output) -> Result<Exit> {
         Some(form) => text::object(output, form)?.into_bytes(),
     };
     let mut stdout = std::io::stdout().lock();
-    stdout
-        .write_all(&bytes)
-        .and_then(|()| stdout.flush())
-        .context("write the output to standard output")?;
+    let written = stdout.write_all(&bytes).and_then(|()| stdout.flush());
+    // A reader that has seen enough, such as head, is no failure.
+    if written
+        .as_ref()
+        .is_err_and(|error| error.kind() == ErrorKind::BrokenPipe)
+    {
+        return Ok(Exit::Success);
+    }
+    written.context("write the output to standard output")?;
     if let Some(note) = truncation(&status) {
         eprintln!("{note}");
     }

@@ -26,6 +26,7 @@ use serde::{Deserialize, Serialize};
     printcolumn(name = "Turn", type_ = "integer", json_path = ".spec.index"),
     printcolumn(name = "Attempt", type_ = "integer", json_path = ".spec.attempt"),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
+    printcolumn(name = "Reason", type_ = "string", json_path = ".status.failure.reason"),
     printcolumn(name = "Finish", type_ = "string", json_path = ".status.finishReason"),
     printcolumn(name = "FirstCall", type_ = "string", json_path = ".status.toolCalls[0].tool"),
     printcolumn(name = "Millis", type_ = "integer", json_path = ".status.latencyMillis"),

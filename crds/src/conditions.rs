@@ -125,6 +125,8 @@ pub mod reason {
 pub mod refusal {
     /// No such tool is offered or exists.
     pub const TOOL_NOT_FOUND: &str = "TOOL_NOT_FOUND";
+    /// The tool is there, and its author has to mend it first; its condition says what.
+    pub const TOOL_NOT_ACCEPTED: &str = "TOOL_NOT_ACCEPTED";
     /// The tool is not the one that was frozen into the turn.
     pub const TOOL_CHANGED: &str = "TOOL_CHANGED";
     /// The arguments do not fit the tool's schema.

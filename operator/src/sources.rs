@@ -76,13 +76,29 @@ pub async fn watch_all(client: Client, namespace: String, capacity: u32, out: mp
         seen: |o| node_of(&o).map(Event::Node),
         gone: |key, _| Event::NodeGone { name: key.name },
     };
+    // Runs come after what belongs to them: a run without its records looks like one whose calls were never made.
+    let (listed, records) = tokio::sync::watch::channel(0_usize);
+    let runs_api = Api::all(client.clone());
+    let runs_out = out.clone();
+    let watch_runs = async move {
+        let mut records = records;
+        if records.wait_for(|n| *n == 2).await.is_ok() {
+            watch(runs_api, any(), runs, runs_out, None).await;
+        }
+    };
     let leases_api = Api::namespaced(client.clone(), &namespace);
     tokio::join!(
-        watch(Api::all(client.clone()), any(), runs, out.clone()),
-        watch(Api::all(client.clone()), any(), turns, out.clone()),
-        watch(Api::all(client.clone()), any(), executions, out.clone()),
-        watch(Api::all(client.clone()), any(), tools, out.clone()),
-        watch(Api::all(client), any(), providers, out.clone()),
+        watch_runs,
+        watch(Api::all(client.clone()), any(), turns, out.clone(), Some(&listed)),
+        watch(
+            Api::all(client.clone()),
+            any(),
+            executions,
+            out.clone(),
+            Some(&listed)
+        ),
+        watch(Api::all(client.clone()), any(), tools, out.clone(), None),
+        watch(Api::all(client), any(), providers, out.clone(), None),
         watch_with_default(leases_api, nodes, leases, capacity, out),
     );
 }
@@ -108,7 +124,7 @@ async fn watch_with_default(
             }
         }
     };
-    tokio::join!(watch(api, config, kind, tap), forward);
+    tokio::join!(watch(api, config, kind, tap, None), forward);
 }
 
 async fn watch<K>(
@@ -116,6 +132,7 @@ async fn watch<K>(
     config: watcher::Config,
     kind: Kind<K>,
     out: mpsc::Sender<Observed>,
+    tell: Option<&tokio::sync::watch::Sender<usize>>,
 ) where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
 {
@@ -142,10 +159,7 @@ async fn watch<K>(
                     .collect()
             }
             Ok(watcher::Event::InitDone) => {
-                let missing = known.iter().filter(|(key, _)| !listed.contains_key(*key));
-                let mut told: Vec<_> = missing
-                    .map(|(key, uid)| Observed::Event((kind.gone)(key.clone(), uid.clone())))
-                    .collect();
+                let mut told = missing(&kind, &known, &listed);
                 known = std::mem::take(&mut listed);
                 if !std::mem::replace(&mut synced, true) {
                     told.push(Observed::Synced(kind.name));
@@ -169,11 +183,26 @@ async fn watch<K>(
             }
         };
         for observed in told {
+            let first_list = matches!(observed, Observed::Synced(_));
             if out.send(observed).await.is_err() {
                 return;
             }
+            if let Some(tell) = tell.filter(|_| first_list) {
+                tell.send_modify(|count| *count += 1);
+            }
         }
     }
+}
+
+/// What was known and is not in a new list is gone.
+fn missing<K>(
+    kind: &Kind<K>,
+    known: &BTreeMap<ObjectKey, String>,
+    listed: &BTreeMap<ObjectKey, String>,
+) -> Vec<Observed> {
+    let gone = known.iter().filter(|(key, _)| !listed.contains_key(*key));
+    gone.map(|(key, uid)| Observed::Event((kind.gone)(key.clone(), uid.clone())))
+        .collect()
 }
 
 /// The object that stood under the same name before, gone without our having seen it go.

@@ -5,7 +5,7 @@ use super::types::{Action, Because, Decision};
 use super::world::{Waiter, World, has_ended, key_of};
 use super::writes::Subject;
 use crate::time::{millis_between, plus_millis, plus_seconds};
-use fairlead_crds::conditions::{self, kind, reason};
+use fairlead_crds::conditions::{self, kind, reason, refusal};
 use fairlead_crds::values::Time;
 use fairlead_crds::{
     Attempt, Cleanup, ErrorClass, ExecutionPhase, ExecutionUsage, GuardDecision, Outcome, ToolExecution,
@@ -72,6 +72,14 @@ fn created(execution: &ToolExecution, now: Time) -> Time {
         .map_or(now, |t| t.0)
 }
 
+/// What a call waits for whose refusal may still pass.
+fn waiting_for(refusal: &Refusal) -> &'static str {
+    match refusal.reason {
+        refusal::TOOL_NOT_ACCEPTED => reason::TOOL_NOT_ACCEPTED,
+        _ => reason::TOOL_NOT_FOUND,
+    }
+}
+
 /// Since when an execution waits. The server's creation time has whole seconds only: within the first, it is now.
 fn waits_since(execution: &ToolExecution, now: Time) -> Time {
     let created = created(execution, now);
@@ -116,7 +124,7 @@ fn refuse(world: &World, execution: &Arc<ToolExecution>, refusal: &Refusal, now:
     if visible && execution.status.as_ref().and_then(|s| s.phase).is_none() {
         decision
             .actions
-            .push(queued(execution, reason::TOOL_NOT_FOUND, &refusal.message));
+            .push(queued(execution, waiting_for(refusal), &refusal.message));
     }
     decision
 }

@@ -48,6 +48,18 @@ pub struct Call<'a> {
     pub timeout_seconds: Option<i64>,
 }
 
+fn absent(call: &Call<'_>) -> String {
+    let (tool, namespace) = (call.tool, call.namespace);
+    match call.frozen {
+        Some(_) => {
+            format!("There is no Tool {tool:?} in namespace {namespace:?} any more. Use one that is offered.")
+        }
+        None => format!(
+            "spec.tool.toolRef.name: there is no Tool {tool:?} in namespace {namespace:?}; create it, or correct the name."
+        ),
+    }
+}
+
 /// Lets a call through, or says which check refuses it.
 pub fn authorize(world: &World, call: Call<'_>) -> Result<Authorized, Refusal> {
     let key = ObjectKey::new(call.namespace, call.tool);
@@ -58,10 +70,7 @@ pub fn authorize(world: &World, call: Call<'_>) -> Result<Authorized, Refusal> {
         may_pass,
     };
     let state = world.tools.get(&key).ok_or_else(|| {
-        let message = format!(
-            "There is no Tool {:?} in namespace {:?}. Use one that is offered.",
-            call.tool, call.namespace
-        );
+        let message = absent(&call);
         refuse(GuardCheck::Resolve, refusal::TOOL_NOT_FOUND, message, true)
     })?;
     let generation = state.object.metadata.generation.unwrap_or(0);
@@ -88,7 +97,7 @@ pub fn authorize(world: &World, call: Call<'_>) -> Result<Authorized, Refusal> {
             "Tool {:?} cannot be used until its author mends it: {why}",
             call.tool
         );
-        refuse(GuardCheck::Resolve, refusal::TOOL_NOT_FOUND, message, true)
+        refuse(GuardCheck::Resolve, refusal::TOOL_NOT_ACCEPTED, message, true)
     })?;
     let invalid = |message: String| refuse(GuardCheck::Schema, refusal::INVALID_ARGUMENT, message, false);
     accepted

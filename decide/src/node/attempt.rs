@@ -289,7 +289,9 @@ impl View<'_> {
     /// Until when the supervisor may still have something to say of an empty group.
     fn last_bytes_until(&self) -> Option<u64> {
         let process = &self.attempt.process;
-        let heard_all = process.drained && (process.exited.is_some() || process.lost);
+        // What was refused wrote nothing that could still be on its way.
+        let heard_all =
+            process.refused.is_some() || process.drained && (process.exited.is_some() || process.lost);
         let emptied = process.emptied.filter(|_| !heard_all)?;
         Some(emptied.boot_ms + DRAIN_BOUND_MS)
     }

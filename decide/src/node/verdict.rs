@@ -153,7 +153,15 @@ fn not_started(object: &ToolExecution, refused: &Refused) -> Verdict {
         0 => "the process ended there".to_owned(),
         errno => std::io::Error::from_raw_os_error(errno).to_string(),
     };
-    let message = format!("the command could not be started: step {}: {error}", refused.step);
+    let binding = object.spec.binding.as_ref();
+    let program = binding
+        .and_then(|b| b.plan.command.argv.first().cloned())
+        .unwrap_or_default();
+    let node = binding.map(|b| b.node_name.as_str()).unwrap_or_default();
+    let message = format!(
+        "spec.runner.command.argv[0] of the tool: {program:?} could not be started on node {node}: step {}: {error}",
+        refused.step
+    );
     Verdict::failed(reason::START_FAILED, Outcome::NotStarted, message)
 }
 

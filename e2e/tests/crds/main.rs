@@ -139,7 +139,7 @@ const TABLES: [(&str, &str, &str); 5] = [
     ),
     (
         "turns",
-        "NAME RUN TURN ATTEMPT PHASE FINISH FIRSTCALL MILLIS AGE",
+        "NAME RUN TURN ATTEMPT PHASE REASON FINISH FIRSTCALL MILLIS AGE",
         "task-t1 task 1 1 Completed tool_calls word 34 AGE",
     ),
     (
