@@ -2,9 +2,9 @@
 
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use fairlead_crds::{ExecutionPhase, RunPhase};
+use fairlead_crds::{AgentRun, ExecutionPhase, RunPhase};
 use fairlead_e2e::fleet::*;
-use fairlead_e2e::{admin, namespace, wait_for};
+use fairlead_e2e::{namespace, wait_for};
 use futures::{StreamExt, TryStreamExt};
 use kube::api::{DeleteParams, ListParams};
 use serde_json::json;
@@ -49,114 +49,108 @@ fn groups_left() -> Vec<String> {
         .collect()
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn two_hundred_runs_at_once_all_succeed_and_leave_nothing() {
-    drop(fleet(1));
-    let ns = namespace("load").await;
+/// Makes the tool, the model and the runs, and gives the names of the runs.
+async fn all_at_once(ns: &str) -> Vec<String> {
     let mut tool = shell_tool("word", "echo $1");
     tool["spec"]["parallelSafe"] = json!(true);
-    made(&ns, &tool).await;
-    made(
-        &ns,
-        &script(
-            "model",
-            &json!([
-        {"when": {"turn": 1}, "respond": {"toolCalls": [
-            {"id": "a", "name": "word", "arguments": {"arg": "1"}},
-            {"id": "b", "name": "word", "arguments": {"arg": "2"}},
-            {"id": "c", "name": "word", "arguments": {"arg": "3"}}]}},
-        {"respond": {"text": "Done."}}]),
-        ),
-    )
-    .await;
-    report_memory("idle");
-    let began = Instant::now();
+    made(ns, &tool).await;
+    let call = |id: &str| json!({"id": id, "name": "word", "arguments": {"arg": id}});
+    let steps = json!([
+        {"when": {"turn": 1}, "respond": {"toolCalls": [call("a"), call("b"), call("c")]}},
+        {"respond": {"text": "Done."}}
+    ]);
+    made(ns, &script("model", &steps)).await;
     let names: Vec<_> = (0..RUNS).map(|n| format!("run-{n}")).collect();
     let creates = names.iter().map(|name| {
         let object = run_with(name, "model", &["word"]);
-        let ns = ns.clone();
-        async move { made(&ns, &object).await }
+        async move { made(ns, &object).await }
     });
     futures::stream::iter(creates)
         .buffer_unordered(16)
         .collect::<Vec<_>>()
         .await;
-    let all_runs = runs(&ns).await;
-    let ended = wait_for("all runs to end", Duration::from_secs(180), || async {
-        let list = all_runs
+    names
+}
+
+async fn all_ended(ns: &str) -> Vec<AgentRun> {
+    let api = runs(ns).await;
+    wait_for("all runs to end", Duration::from_secs(180), || async {
+        let list = api
             .list(&ListParams::default())
             .await
-            .map_err(|e| e.to_string())?
-            .items;
-        let ended = list.iter().filter(|r| {
-            r.status
-                .as_ref()
-                .and_then(|s| s.phase)
-                .is_some_and(RunPhase::is_terminal)
-        });
-        let count = ended.count();
+            .map_err(|e| e.to_string())?;
+        let phases = list
+            .items
+            .iter()
+            .filter_map(|r| r.status.as_ref().and_then(|s| s.phase));
+        let count = phases.filter(|p| p.is_terminal()).count();
         if count == RUNS {
-            Ok(list)
+            Ok(list.items)
         } else {
             Err(format!("{count} of {RUNS} have ended"))
         }
     })
-    .await;
-    let took = began.elapsed();
-    for run in &ended {
-        assert_eq!(
-            run.status.as_ref().unwrap().phase,
-            Some(RunPhase::Succeeded),
-            "{:?}",
-            run.status
-        );
-    }
-    let all_executions = executions(&ns).await;
-    let list = all_executions.list(&ListParams::default()).await.unwrap().items;
-    assert_eq!(list.len(), RUNS * 3);
-    assert!(
-        list.iter()
-            .all(|x| x.status.as_ref().and_then(|s| s.phase) == Some(ExecutionPhase::Succeeded))
-    );
-    println!(
-        "{RUNS} runs with 3 calls each: {took:?}, {:.1} executions/s",
-        (RUNS * 3) as f64 / took.as_secs_f64()
-    );
-    report_memory("after the load");
-    wait_for("the groups to be gone", SOON, || async {
-        let left = groups_left();
-        if left.is_empty() { Ok(()) } else { Err(left) }
-    })
-    .await;
+    .await
+}
 
-    let spool = fleet(1).spool(0);
+/// Deletes the runs and waits until nothing of them is left: no object, no byte, no slot.
+async fn delete_all(ns: &str, names: &[String], uids: &[String]) {
+    let api = runs(ns).await;
     futures::stream::iter(names.iter().map(|name| {
-        let api = all_runs.clone();
+        let api = api.clone();
         async move { api.delete(name, &DeleteParams::background()).await.map(|_| ()) }
     }))
     .buffer_unordered(16)
     .try_collect::<Vec<_>>()
     .await
     .unwrap();
-    let _ = admin().await;
-    let uids: Vec<_> = list.iter().filter_map(|x| x.metadata.uid.clone()).collect();
-    wait_for(
-        "objects and bytes to be gone",
-        Duration::from_secs(180),
-        || async {
-            let left = all_executions
-                .list(&ListParams::default())
-                .await
-                .map_err(|e| e.to_string())?
-                .items
-                .len();
-            let bytes = uids.iter().filter(|uid| !entries(&spool, uid).is_empty()).count();
-            if left == 0 && bytes == 0 {
-                Ok(())
-            } else {
-                Err(format!("{left} executions, bytes of {bytes}"))
-            }
-        },
-    )
+    let spool = fleet(1).spool(0);
+    let left = executions(ns).await;
+    let limit = Duration::from_secs(180);
+    wait_for("objects and bytes to be gone", limit, || async {
+        let list = left
+            .list(&ListParams::default())
+            .await
+            .map_err(|e| e.to_string())?;
+        let bytes = uids.iter().filter(|uid| !entries(&spool, uid).is_empty()).count();
+        match list.items.len() {
+            0 if bytes == 0 => Ok(()),
+            objects => Err(format!("{objects} executions, bytes of {bytes}")),
+        }
+    })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_hundred_runs_at_once_all_succeed_and_leave_nothing() {
+    drop(fleet(1));
+    let ns = namespace("load").await;
+    report_memory("idle");
+    let began = Instant::now();
+    let names = all_at_once(&ns).await;
+    let ended = all_ended(&ns).await;
+    let took = began.elapsed();
+    for run in &ended {
+        let phase = run.status.as_ref().unwrap().phase;
+        assert_eq!(phase, Some(RunPhase::Succeeded), "{:?}", run.status);
+    }
+    let list = executions(&ns)
+        .await
+        .list(&ListParams::default())
+        .await
+        .unwrap()
+        .items;
+    assert_eq!(list.len(), RUNS * 3);
+    let phases = list.iter().map(|x| x.status.as_ref().and_then(|s| s.phase));
+    assert!(phases.into_iter().all(|p| p == Some(ExecutionPhase::Succeeded)));
+    let rate = (RUNS * 3) as f64 / took.as_secs_f64();
+    println!("{RUNS} runs with 3 calls each: {took:?}, {rate:.1} executions/s");
+    report_memory("after the load");
+    wait_for("the groups to be gone", SOON, || async {
+        let left = groups_left();
+        if left.is_empty() { Ok(()) } else { Err(left) }
+    })
+    .await;
+    let uids: Vec<_> = list.iter().filter_map(|x| x.metadata.uid.clone()).collect();
+    delete_all(&ns, &names, &uids).await;
 }

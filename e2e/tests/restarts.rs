@@ -4,7 +4,7 @@
 
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use fairlead_crds::{ExecutionPhase, RunPhase};
+use fairlead_crds::{ExecutionPhase, RunPhase, ToolExecution};
 use fairlead_e2e::fleet::*;
 use fairlead_e2e::{admin, leases, namespace, wait_for};
 use rustix::process::Signal;
@@ -97,6 +97,65 @@ async fn start_again(name: &str) {
     fleet(1).start_operator(name).expect("start an operator");
 }
 
+/// How long a tool of the load runs, in seconds, ten lines in each.
+const SECONDS: u64 = 20;
+const LINES: u64 = SECONDS * 10;
+
+/// A tool that records its effect outside once, and prints numbered lines for as long as the load lasts.
+async fn prepare(ns: &str, ledger: &Ledger) {
+    let program = format!(
+        "echo \"$FAIRLEAD_EXECUTION\" >> {}; i=0; \
+         while [ $i -lt {LINES} ]; do i=$((i+1)); echo \"line $i\"; sleep 0.1; done",
+        ledger.file().display()
+    );
+    let mut tool = shell_tool("numbered", &program);
+    tool["spec"]["parallelSafe"] = json!(true);
+    made(ns, &tool).await;
+    let steps = json!([
+        {"when": {"turn": 1}, "respond": {"toolCalls": [
+            {"id": "a", "name": "numbered"}, {"id": "b", "name": "numbered"}]}},
+        {"respond": {"text": "Done."}}
+    ]);
+    made(ns, &script("model", &steps)).await;
+}
+
+/// Kills every part `kills` times under a load that lasts as long, and gives the names of its runs.
+async fn kill_under_load(ns: &str, kills: usize) -> Vec<String> {
+    let (mut wave, mut done) = (0, 0);
+    let mut runs = Vec::new();
+    while done < kills {
+        wave += 1;
+        for n in 0..3 {
+            let mut run = run_with(&format!("run-{wave}-{n}"), "model", &["numbered"]);
+            run["spec"]["toolWaitSeconds"] = json!(600);
+            made(ns, &run).await;
+            runs.push(format!("run-{wave}-{n}"));
+        }
+        running(ns).await;
+        let until = Instant::now() + Duration::from_secs(SECONDS - 5);
+        while done < kills && Instant::now() < until {
+            kill_operator(done).await;
+            kill_agent().await;
+            done += 1;
+        }
+    }
+    runs
+}
+
+/// The executions of the runs, by name; every run has succeeded.
+async fn succeeded(ns: &str, runs: &[String]) -> BTreeMap<String, ToolExecution> {
+    let mut executions = BTreeMap::new();
+    for name in runs {
+        let run = ended_run(ns, name, Duration::from_secs(180)).await;
+        let status = run.status.as_ref().unwrap();
+        assert_eq!(status.phase, Some(RunPhase::Succeeded), "{name}: {status:?}");
+        for execution in executions_of(ns, &run).await {
+            executions.insert(execution.metadata.name.clone().unwrap(), execution);
+        }
+    }
+    executions
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn kills_of_every_part_lose_nothing_and_repeat_nothing() {
     drop(fleet(1));
@@ -108,75 +167,26 @@ async fn kills_of_every_part_lose_nothing_and_repeat_nothing() {
     let kills = kills();
     let ns = namespace("kills").await;
     let ledger = Ledger::new();
-    let seconds = 20;
-    let lines = seconds * 10;
-    let program = format!(
-        "echo \"$FAIRLEAD_EXECUTION\" >> {}; i=0; while [ $i -lt {lines} ]; do i=$((i+1)); echo \"line $i\"; sleep 0.1; done",
-        ledger.file().display()
-    );
-    let mut tool = shell_tool("numbered", &program);
-    tool["spec"]["parallelSafe"] = json!(true);
-    made(&ns, &tool).await;
-    made(&ns, &script("model", &json!([
-        {"when": {"turn": 1}, "respond": {"toolCalls": [{"id": "a", "name": "numbered"}, {"id": "b", "name": "numbered"}]}},
-        {"respond": {"text": "Done."}}])))
-    .await;
-    let mut wave = 0;
-    let mut done = 0;
-    let mut runs = Vec::new();
-    // The load lasts as long as the kills do.
-    while done < kills {
-        wave += 1;
-        for n in 0..3 {
-            let mut run = run_with(&format!("run-{wave}-{n}"), "model", &["numbered"]);
-            run["spec"]["toolWaitSeconds"] = json!(600);
-            made(&ns, &run).await;
-            runs.push(format!("run-{wave}-{n}"));
-        }
-        running(&ns).await;
-        let until = Instant::now() + Duration::from_secs(u64::try_from(seconds).unwrap().saturating_sub(5));
-        while done < kills && Instant::now() < until {
-            kill_operator(done).await;
-            kill_agent().await;
-            done += 1;
-        }
-    }
-    let mut executions = BTreeMap::new();
-    for name in &runs {
-        let run = ended_run(&ns, name, Duration::from_secs(180)).await;
-        assert_eq!(
-            run.status.as_ref().unwrap().phase,
-            Some(RunPhase::Succeeded),
-            "{name}: {:?}",
-            run.status
-        );
-        for execution in executions_of(&ns, &run).await {
-            executions.insert(execution.metadata.name.clone().unwrap(), execution);
-        }
-    }
+    prepare(&ns, &ledger).await;
+    let runs = kill_under_load(&ns, kills).await;
+    let executions = succeeded(&ns, &runs).await;
     assert_eq!(executions.len(), runs.len() * 2);
-    let whole: String = (1..=lines).map(|n| format!("line {n}\n")).collect();
+    let whole: String = (1..=LINES).map(|n| format!("line {n}\n")).collect();
     for (name, execution) in &executions {
         let status = execution.status.as_ref().unwrap();
-        assert_eq!(
-            status.phase,
-            Some(ExecutionPhase::Succeeded),
-            "{name}: {status:?}"
-        );
-        assert_eq!(status.output.as_ref().unwrap().text, whole, "{name} lost lines");
+        let phase = status.phase;
+        assert_eq!(phase, Some(ExecutionPhase::Succeeded), "{name}: {status:?}");
+        let text = &status.output.as_ref().unwrap().text;
+        assert_eq!(*text, whole, "{name} lost lines");
     }
     let effects = ledger.effects();
-    assert_eq!(
-        effects.keys().collect::<Vec<_>>(),
-        executions.keys().collect::<Vec<_>>()
-    );
-    assert!(
-        effects.values().all(|n| *n == 1),
-        "an effect was repeated: {effects:?}"
-    );
+    let (seen, wanted) = (effects.keys(), executions.keys());
+    assert_eq!(seen.collect::<Vec<_>>(), wanted.collect::<Vec<_>>());
+    let once = effects.values().all(|n| *n == 1);
+    assert!(once, "an effect was repeated: {effects:?}");
+    let count = executions.len();
     println!(
-        "{done} kills of each part over {} executions: all succeeded, one effect each, no line lost",
-        executions.len()
+        "{kills} kills of each part over {count} executions: all succeeded, one effect each, no line lost"
     );
 }
 

@@ -25,11 +25,9 @@ fn results(request: &Value) -> BTreeMap<String, String> {
         .collect()
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn three_turns_and_five_calls_keep_their_order_and_their_bytes() {
-    drop(fleet(1));
-    let ns = namespace("order").await;
-    let model = Model::start(vec![
+/// A model that makes two calls one after the other, then two beside each other and one after them, then answers.
+async fn five_calls() -> Model {
+    Model::start(vec![
         calls(&[
             ("a", "serial", r#"{"arg":"one"}"#),
             ("b", "serial", r#"{"arg":"two"}"#),
@@ -41,7 +39,14 @@ async fn three_turns_and_five_calls_keep_their_order_and_their_bytes() {
         ]),
         json!({"role": "assistant", "content": "All done."}),
     ])
-    .await;
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn three_turns_and_five_calls_keep_their_order_and_their_bytes() {
+    drop(fleet(1));
+    let ns = namespace("order").await;
+    let model = five_calls().await;
     made(&ns, &model.provider("model")).await;
     made(
         &ns,
@@ -282,10 +287,8 @@ async fn a_cancelled_run_ends_when_nothing_of_it_is_left() {
     assert!(!fleet(1).cgroup_root(0).join(&group).exists(), "{group} is left");
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn ends_of_executions_say_how_they_ended() {
-    drop(fleet(1));
-    let ns = namespace("ends").await;
+/// Executions that end in five ways, each called `x-` and the name of its tool.
+async fn five_ends(ns: &str) {
     let mut slow = shell_tool("slow", "echo begin; sleep 600");
     slow["spec"]["timeouts"] = json!({"hardSeconds": 600, "graceSeconds": 1});
     for tool in [
@@ -294,11 +297,11 @@ async fn ends_of_executions_say_how_they_ended() {
         shell_tool("leaves", "sleep 600 & echo started"),
         slow,
     ] {
-        made(&ns, &tool).await;
+        made(ns, &tool).await;
     }
     let mut absent = shell_tool("absent", "true");
     absent["spec"]["runner"]["command"]["argv"] = json!(["/no/such/program"]);
-    made(&ns, &absent).await;
+    made(ns, &absent).await;
     let mut impatient = own_execution("x-slow", "slow", "");
     impatient["spec"]["timeoutSeconds"] = json!(1);
     for (name, tool) in [
@@ -307,9 +310,16 @@ async fn ends_of_executions_say_how_they_ended() {
         ("x-leaves", "leaves"),
         ("x-absent", "absent"),
     ] {
-        made(&ns, &own_execution(name, tool, "")).await;
+        made(ns, &own_execution(name, tool, "")).await;
     }
-    made(&ns, &impatient).await;
+    made(ns, &impatient).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ends_of_executions_say_how_they_ended() {
+    drop(fleet(1));
+    let ns = namespace("ends").await;
+    five_ends(&ns).await;
     let mut seen = BTreeMap::new();
     for name in ["x-fails", "x-killed", "x-leaves", "x-absent", "x-slow"] {
         let status = ended_execution(&ns, name, SOON).await.status.unwrap();
