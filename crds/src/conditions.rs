@@ -100,8 +100,6 @@ pub mod reason {
     pub const PLAN_VERSION: &str = "PlanVersionUnknown";
     /// The node's Lease stopped moving.
     pub const NODE_LOST: &str = "NodeLost";
-    /// Bound, and not picked up within the bound.
-    pub const NOT_PICKED_UP: &str = "NotPickedUp";
     /// The run it belongs to ended.
     pub const RUN_ENDED: &str = "RunEnded";
     /// The end was written without its output, since the full status was refused.
@@ -115,8 +113,6 @@ pub mod reason {
     pub const CONCURRENCY_LIMIT: &str = "ConcurrencyLimit";
     /// Waiting: no node agent with a fresh Lease.
     pub const NO_READY_NODE: &str = "NoReadyNode";
-    /// Passed the guard.
-    pub const AUTHORIZED: &str = "Authorized";
     /// The bounded wait passed.
     pub const WAIT_ELAPSED: &str = "WaitElapsed";
 }
@@ -131,8 +127,6 @@ pub mod refusal {
     pub const TOOL_CHANGED: &str = "TOOL_CHANGED";
     /// The arguments do not fit the tool's schema.
     pub const INVALID_ARGUMENT: &str = "INVALID_ARGUMENT";
-    /// The run may make no more calls.
-    pub const LIMIT_REACHED: &str = "LIMIT_REACHED";
 }
 
 /// Puts a condition into the list: the transition time moves only when the status does.

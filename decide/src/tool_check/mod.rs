@@ -7,6 +7,7 @@ mod schema;
 pub use plan::{DEFAULT_CPU_MILLICORES, DEFAULT_MAX_PROCESSES, DEFAULT_MEMORY_MAX_BYTES, resolve_plan};
 
 use crate::template;
+use fairlead_crds::conditions::reason;
 use fairlead_crds::values::OpenObject;
 use fairlead_crds::{CommandRunner, ToolSpec};
 use std::fmt;
@@ -64,8 +65,8 @@ impl ToolFaultReason {
     /// The reason as it is written into the condition.
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::InvalidSchema => "InvalidSchema",
-            Self::InvalidTemplate => "InvalidTemplate",
+            Self::InvalidSchema => reason::INVALID_SCHEMA,
+            Self::InvalidTemplate => reason::INVALID_TEMPLATE,
         }
     }
 }
