@@ -30,6 +30,8 @@ for controller in $(cat /sys/fs/cgroup/cgroup.controllers); do
 done
 # What runs here must not write its state to the host's disk, and sockets need a file system of this kernel.
 for directory in /run /var/tmp; do
+  # A checkout that stands there must stay in sight.
+  case $FAIRLEAD_GUEST_DIR in "$directory"/*) continue ;; esac
   must mount -t tmpfs -o mode=1777 tmpfs "$directory"
 done
 

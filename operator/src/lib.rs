@@ -85,6 +85,8 @@ pub async fn run(config: Config, client: Client, shutdown: Shutdown) -> Result<(
 
     // A part that ends early ends the process: a leader that decides nothing would keep every other from leading.
     let early = tokio::select! {
+        // First: parts that end because of the shutdown have not ended early.
+        biased;
         () = shutdown.wait() => None,
         ended = parts.join_next() => Some(anyhow!("a watch or check ended: {ended:?}")),
         ended = &mut deciding => return Err(anyhow!("the loop ended: {ended:?}")),
