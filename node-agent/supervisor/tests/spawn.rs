@@ -319,6 +319,8 @@ fn process_groups_serve_where_there_is_no_cgroup() {
     agent.spawn(&attempt, &["sh", "-c", "sleep 1000 & echo $!"]);
     agent.spawned(&attempt);
     agent.exited(&attempt);
+    // The exit and the bytes travel apart: the word may reach the file after the exit is told.
+    rig::wait("the child's number", || attempt.output().ends_with('\n'));
     let child: i32 = attempt.output().trim().parse().expect("pid");
     assert!(rig::lives(child));
     agent
