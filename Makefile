@@ -1,7 +1,7 @@
 # The verbs of the repository. Each is a command of its own behind this: hack/setup.sh, cargo xtask.
 #
 #   make demo            from nothing to the answer of an agent run, on this machine
-#   make up [NODES=3]    start a control plane and our programs in the background; again: start what is missing
+#   make up [NODES=3]    start a control plane and our programs in the background; again: what is missing or new
 #   make down            stop and remove all of that
 #   make test            every tier of checks and tests
 #   make bench           measure, each figure beside its floor

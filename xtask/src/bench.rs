@@ -91,6 +91,7 @@ fn build(bench: &Bench) -> Result<Programs> {
     if !status.success() {
         bail!("{command:?} failed with {status}");
     }
+    Programs::link_supervisor(bench.profile)?;
     Ok(Programs::there(bench.profile))
 }
 

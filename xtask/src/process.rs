@@ -1,8 +1,10 @@
 //! Processes named so that none is ever mistaken for another one with the same number.
 
-use std::fs;
-use std::io::ErrorKind;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -110,6 +112,46 @@ impl Identity {
             children.extend(Self::of(pid)?);
         }
         Ok(children)
+    }
+
+    /// True while this process runs exactly the program that is now at `path`, false also if the process is gone.
+    ///
+    /// `/proc/PID/exe` leads to the file that was started, also after it was replaced, and the kernel lets nobody write
+    /// to it. So the same inode is the same program; another one may be a copy, and its bytes decide.
+    pub fn runs(&self, path: &Path) -> Result<bool> {
+        let running = format!("/proc/{}/exe", self.pid);
+        let running = match File::open(&running) {
+            Err(error) if error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(3) => {
+                return Ok(false);
+            }
+            opened => opened.with_context(|| format!("open {running}"))?,
+        };
+        let there = File::open(path).with_context(|| format!("open program {}", path.display()))?;
+        let look = |file: &File| {
+            file.metadata()
+                .with_context(|| format!("compare {}", path.display()))
+        };
+        let (old, new) = (look(&running)?, look(&there)?);
+        let same = (old.dev(), old.ino()) == (new.dev(), new.ino())
+            || old.len() == new.len()
+                && equal(running, there).with_context(|| format!("compare {}", path.display()))?;
+        // Only now is it known that the number was this process's all the time.
+        Ok(same && self.is_alive()?)
+    }
+}
+
+/// True if both files have the same bytes.
+fn equal(one: File, other: File) -> std::io::Result<bool> {
+    const CHUNK: u64 = 1 << 20;
+    let (mut left, mut right) = (Vec::new(), Vec::new());
+    loop {
+        left.clear();
+        right.clear();
+        (&one).take(CHUNK).read_to_end(&mut left)?;
+        (&other).take(CHUNK).read_to_end(&mut right)?;
+        if left != right || left.is_empty() {
+            return Ok(left == right);
+        }
     }
 }
 

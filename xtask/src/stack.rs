@@ -24,8 +24,13 @@ const FIRST_UID: u32 = 200_000;
 const UIDS_PER_NODE: u32 = 65_536;
 /// How long a program may take to say that it is ready.
 const READY_LIMIT: Duration = Duration::from_secs(60);
-/// How long a program has between SIGTERM and SIGKILL.
-const GRACE: Duration = Duration::from_secs(10);
+/// How long a program has between SIGTERM and SIGKILL: more than the 30 s in which a supervisor ends and reports what
+/// runs on its node.
+const GRACE: Duration = Duration::from_secs(40);
+/// Our programs beside a control plane.
+const OPERATOR_PROGRAM: &str = "fairlead-operator";
+const SUPERVISOR_PROGRAM: &str = "fairlead-supervisor";
+const AGENT_PROGRAM: &str = "fairlead-node-agent";
 
 /// The programs that run beside one control plane. Unless it is [detached](Stack::detach), what it
 /// started ends with it, and its control groups are removed, also if our own process is killed.
@@ -72,7 +77,7 @@ impl Stack {
         let [port] = self.ports.choose([name])?;
         let spec = Spec {
             name: name.to_owned(),
-            program: self.programs.path("fairlead-operator"),
+            program: self.programs.path(OPERATOR_PROGRAM),
             args: flags(&[
                 ("--kubeconfig", &kubeconfig.display()),
                 ("--namespace", &NAMESPACE),
@@ -109,7 +114,7 @@ impl Stack {
         let first = first.with_context(|| format!("there are no user numbers for node {index}"))?;
 
         let uids = format!("{first}-{}", first + (UIDS_PER_NODE - 1));
-        let supervisor = self.programs.path("fairlead-supervisor").display().to_string();
+        let supervisor = self.programs.path(SUPERVISOR_PROGRAM).display().to_string();
         // With --kill-child the namespace, and so every tool in it, dies with the launcher.
         let mut args: Vec<String> = [
             "--pid",
@@ -122,7 +127,7 @@ impl Stack {
         .map(str::to_owned)
         .to_vec();
         args.extend(flags(&[
-            ("--agent", &self.programs.path("fairlead-node-agent").display()),
+            ("--agent", &self.programs.path(AGENT_PROGRAM).display()),
             ("--spool", &spool.display()),
             ("--cgroup-root", &root.display()),
             ("--uid-range", &uids),
@@ -204,7 +209,8 @@ impl Stack {
             let program = fs::read_link(format!("/proc/{}/exe", child.pid)).unwrap_or_default();
             if program
                 .file_name()
-                .is_some_and(|name| name == "fairlead-node-agent")
+                // The kernel marks the link so once the file was replaced.
+                .is_some_and(|name| name.to_string_lossy().trim_end_matches(" (deleted)") == AGENT_PROGRAM)
             {
                 return Ok(Some(child));
             }
@@ -212,7 +218,47 @@ impl Stack {
         Ok(None)
     }
 
-    /// Ends the program called `name`: SIGTERM, 10 s of patience, SIGKILL.
+    /// The numbers of the nodes that run, in order.
+    pub fn running_nodes(&self) -> Result<Vec<u32>> {
+        let mut running = Vec::new();
+        for name in self.ledger.names()? {
+            let index = name
+                .strip_prefix(NODE_PREFIX)
+                .and_then(|index| index.parse().ok());
+            if let Some(index) = index
+                && self.ledger.is_running(&name)?
+            {
+                running.push(index);
+            }
+        }
+        running.sort_unstable();
+        Ok(running)
+    }
+
+    /// The programs of the part called `name` that run and are not the ones that are built now.
+    pub fn outdated(&self, name: &str) -> Result<Vec<&'static str>> {
+        let index = name
+            .strip_prefix(NODE_PREFIX)
+            .and_then(|index| index.parse().ok());
+        let parts = match index {
+            Some(index) => vec![
+                (SUPERVISOR_PROGRAM, self.ledger.process(name)?),
+                (AGENT_PROGRAM, self.agent(index)?),
+            ],
+            None => vec![(OPERATOR_PROGRAM, self.ledger.process(name)?)],
+        };
+        let mut outdated = Vec::new();
+        for (program, process) in parts {
+            if let Some(process) = process
+                && !process.runs(&self.programs.path(program))?
+            {
+                outdated.push(program);
+            }
+        }
+        Ok(outdated)
+    }
+
+    /// Ends the program called `name`: SIGTERM, 40 s of patience, SIGKILL.
     pub fn stop(&mut self, name: &str) -> Result<()> {
         self.ledger.stop(name, GRACE)
     }
@@ -243,9 +289,11 @@ impl Stack {
     }
 }
 
+const NODE_PREFIX: &str = "node-";
+
 /// The name of node number `index`, and of its process and log.
 pub fn node_name(index: u32) -> String {
-    format!("node-{index}")
+    format!("{NODE_PREFIX}{index}")
 }
 
 fn flags(pairs: &[(&str, &dyn std::fmt::Display)]) -> Vec<String> {

@@ -1,5 +1,6 @@
 //! `cargo xtask up` and `down`: a whole installation on this machine, in the background.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use crate::cgroup::Tree;
 use crate::control_plane::{ControlPlane, Options};
 use crate::ledger::Ledger;
 use crate::programs::{Profile, Programs};
-use crate::stack::Stack;
+use crate::stack::{Stack, node_name};
 use crate::{install, repo};
 
 /// The operator's name.
@@ -44,8 +45,8 @@ pub fn groups() -> Result<Tree> {
 }
 
 /// Brings up what is missing and leaves it running: a control plane, the chart, an operator, and the
-/// nodes. What runs already is not touched. If it fails, what it started is ended again. Gives the time
-/// each step took.
+/// nodes. Of what runs already, only those of our programs are restarted that were built anew since. If it
+/// fails, what it started is ended again. Gives the time each step took.
 pub fn up(up: &Up) -> Result<Steps> {
     if !rustix::process::geteuid().is_root() {
         bail!("`up` makes control groups and PID namespaces, which needs root: run it as root");
@@ -66,8 +67,11 @@ pub fn up(up: &Up) -> Result<Steps> {
     steps.done("chart installed");
     let mut stack = Stack::open(&dir, control_plane.cluster(), &programs, groups()?)?;
     let mut names = vec![OPERATOR.to_owned()];
+    stop_outdated(&mut stack, OPERATOR)?;
     stack.start_operator(OPERATOR)?;
-    for index in 0..up.nodes {
+    let nodes: BTreeSet<u32> = stack.running_nodes()?.into_iter().chain(0..up.nodes).collect();
+    for index in nodes {
+        stop_outdated(&mut stack, &node_name(index))?;
         names.push(stack.start_node(index)?.0);
     }
     for name in &names {
@@ -78,6 +82,18 @@ pub fn up(up: &Up) -> Result<Steps> {
     control_plane.detach()?;
     println!("export KUBECONFIG={}", dir.join("kubeconfig").display());
     Ok(steps)
+}
+
+/// Ends a part if one of its programs was built anew since it was started, and says so.
+fn stop_outdated(stack: &mut Stack, name: &str) -> Result<()> {
+    let outdated = stack.outdated(name)?;
+    if outdated.is_empty() {
+        return Ok(());
+    }
+    println!("{name} is restarted: new {}", outdated.join(", "));
+    stack
+        .stop(name)
+        .with_context(|| format!("end {name}, to start its new program"))
 }
 
 /// Installs the chart unless exactly this chart was installed here before.

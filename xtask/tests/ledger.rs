@@ -119,3 +119,36 @@ fn the_watchdog_kills_when_its_owner_goes_and_not_when_released() {
         child.wait().unwrap();
     }
 }
+
+#[test]
+fn a_program_that_was_replaced_is_told_from_one_that_was_copied() {
+    let dir = fresh_dir("replaced");
+    fs::create_dir_all(&dir).unwrap();
+    let (program, next) = (dir.join("program"), dir.join("next"));
+    fs::copy("/bin/sleep", &program).unwrap();
+    let mut ledger = Ledger::open(&dir).unwrap();
+    ledger
+        .ensure(&Spec {
+            program: program.clone(),
+            ..sleeper("a")
+        })
+        .unwrap();
+    let process = ledger.process("a").unwrap().unwrap();
+    assert!(process.runs(&program).unwrap());
+
+    fs::copy("/bin/sleep", &next).unwrap();
+    fs::rename(&next, &program).unwrap();
+    assert!(
+        process.runs(&program).unwrap(),
+        "the same bytes are the same program"
+    );
+
+    let mut bytes = fs::read("/bin/sleep").unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&next, bytes).unwrap();
+    fs::rename(&next, &program).unwrap();
+    assert!(!process.runs(&program).unwrap());
+
+    ledger.stop("a", Duration::ZERO).unwrap();
+    assert!(!process.runs(std::path::Path::new("/bin/sleep")).unwrap());
+}

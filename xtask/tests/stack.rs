@@ -29,6 +29,7 @@ spool=$4 root=$6
 mkdir -p $root/payload
 echo $$ > $root/payload/cgroup.procs
 setsid sleep 1000 &
+$2 1000 &
 echo $$ > $spool/pid
 wait
 ";
@@ -52,9 +53,35 @@ fn make_programs(dir: &Path) -> Result<Programs> {
         fs::write(dir.join(name), text)?;
         fs::set_permissions(dir.join(name), fs::Permissions::from_mode(0o755))?;
     }
+    fs::copy("/bin/sleep", dir.join("fairlead-node-agent"))?;
     Ok(Programs {
         dir: dir.to_path_buf(),
     })
+}
+
+/// A node with an agent of another program is outdated, by that program. What stands in for the supervisor always is:
+/// its process runs the shell.
+fn a_new_agent_is_noticed(stack: &Stack, programs: &Programs) -> Result<()> {
+    wait::until(
+        "the agent to start",
+        Duration::from_secs(10),
+        Duration::from_millis(20),
+        || Ok(stack.agent(0)?.map(drop)),
+        String::new,
+    )?;
+    assert_eq!(stack.running_nodes()?, [0]);
+    assert_eq!(stack.outdated("node-0")?, ["fairlead-supervisor"]);
+    let next = programs.path("next");
+    fs::copy("/bin/true", &next)?;
+    fs::rename(&next, programs.path("fairlead-node-agent"))?;
+    assert_eq!(
+        stack.outdated("node-0")?,
+        ["fairlead-supervisor", "fairlead-node-agent"]
+    );
+    assert_eq!(stack.outdated("operator")?, ["fairlead-operator"]);
+    assert_eq!(stack.outdated("never started")?, [""; 0]);
+    fs::copy("/bin/sleep", &next)?;
+    fs::rename(&next, programs.path("fairlead-node-agent")).context("put the agent back")
 }
 
 /// What the node's supervisor says its own process number is, once it says so.
@@ -148,6 +175,7 @@ fn programs_get_their_rights_and_groups_and_all_go() {
         "1\n",
         "a supervisor is the first of its PID namespace"
     );
+    a_new_agent_is_noticed(&stack, &programs).unwrap();
     let account = |name| format!("system:serviceaccount:fairlead-system:{name}");
     let operator = whoami(&control_plane, &stack.kubeconfig("operator")).unwrap();
     assert_eq!(operator, account("fairlead-operator"));
