@@ -51,12 +51,11 @@ struct Pump {
 pub(crate) fn run(socket: OwnedFd) -> io::Result<()> {
     let poller = Poller::new()?;
     poller.add(socket.as_fd(), libc::EPOLLIN, SOCKET)?;
-    let mut pairs = Vec::with_capacity(MAX_ENTRIES);
-    pairs.resize_with(MAX_ENTRIES, || None);
     let mut pump = Pump {
         socket,
         poller,
-        pairs,
+        // Reserved, and resident only as far as it is used.
+        pairs: Vec::with_capacity(MAX_ENTRIES),
         buffer: vec![0; RING_LEN],
     };
     let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
@@ -110,9 +109,12 @@ impl Pump {
         let stdout = flow(pipe, spool, known.stdout);
         let stderr = stderr.map(|(pipe, spool)| flow(pipe, spool, known.stderr));
         let index = add.index as usize;
-        let Some(place) = self.pairs.get_mut(index) else {
+        if index >= MAX_ENTRIES {
             return Err(io::ErrorKind::InvalidData.into());
-        };
+        }
+        if self.pairs.len() <= index {
+            self.pairs.resize_with(index + 1, || None);
+        }
         let token = (index as u64) << 1;
         // A stream that a former pump saw end is not waited for again.
         if !stdout.account.ended {
@@ -121,7 +123,7 @@ impl Pump {
         if let Some(flow) = stderr.as_ref().filter(|flow| !flow.account.ended) {
             self.poller.add(flow.pipe.as_fd(), libc::EPOLLIN, token | 1)?;
         }
-        *place = Some(Pair {
+        self.pairs[index] = Some(Pair {
             generation: add.generation,
             quota: add.quota,
             slot,

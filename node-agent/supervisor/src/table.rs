@@ -1,4 +1,5 @@
-//! The entries: one per attempt that is not yet forgotten. Fixed size, made once.
+//! The entries: one per attempt that is not yet forgotten. Room for all is reserved once; a page of it becomes resident
+//! when the first entry comes to it.
 
 use std::os::fd::OwnedFd;
 
@@ -158,35 +159,35 @@ impl Entry {
     }
 }
 
-/// All entries. The lowest free place is used first, so scans stop at the highest one ever used.
+/// All entries. The lowest free place is used first, so there are only as many places as were ever used at once.
 pub(crate) struct Table {
     entries: Vec<Option<Entry>>,
     generation: u32,
-    high: usize,
 }
 
 impl Table {
     pub(crate) fn new() -> Table {
-        let mut entries = Vec::with_capacity(MAX_ENTRIES);
-        entries.resize_with(MAX_ENTRIES, || None);
         Table {
-            entries,
+            entries: Vec::with_capacity(MAX_ENTRIES),
             generation: 0,
-            high: 0,
         }
     }
 
     /// The place the next entry goes to; `None` if the table is full.
     pub(crate) fn free_place(&self) -> Option<usize> {
-        self.entries.iter().position(Option::is_none)
+        let used = self.entries.len();
+        let freed = self.entries.iter().position(Option::is_none);
+        freed.or((used < MAX_ENTRIES).then_some(used))
     }
 
-    /// Puts an entry at a free place.
+    /// Puts an entry at the place that [`Table::free_place`] gave. Allocates nothing.
     pub(crate) fn put(&mut self, place: usize, mut entry: Entry) {
         self.generation = self.generation.wrapping_add(1) & 0xff_ffff;
         entry.generation = self.generation;
-        self.entries[place] = Some(entry);
-        self.high = self.high.max(place + 1);
+        match self.entries.get_mut(place) {
+            Some(free) => *free = Some(entry),
+            None => self.entries.push(Some(entry)),
+        }
     }
 
     pub(crate) fn get(&mut self, index: usize) -> Option<&mut Entry> {
@@ -208,7 +209,7 @@ impl Table {
     }
 
     fn position(&self, test: impl Fn(&Entry) -> bool) -> Option<usize> {
-        self.entries[..self.high]
+        self.entries
             .iter()
             .position(|place| place.as_ref().is_some_and(&test))
     }
@@ -219,15 +220,15 @@ impl Table {
 
     /// All places that may hold an entry.
     pub(crate) fn indexes(&self) -> std::ops::Range<usize> {
-        0..self.high
+        0..self.entries.len()
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Entry> {
-        self.entries[..self.high].iter().flatten()
+        self.entries.iter().flatten()
     }
 
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Entry> {
-        self.entries[..self.high].iter_mut().flatten()
+        self.entries.iter_mut().flatten()
     }
 }
 
@@ -245,6 +246,9 @@ mod tests {
     #[test]
     fn places_are_reused_with_a_new_generation_and_a_full_table_refuses() {
         let mut table = Table::new();
+        let reserved = table.entries.as_ptr();
+        // What is only reserved takes no memory; what was written to does.
+        assert_eq!(table.entries.len(), 0);
         let first = table.free_place().expect("table is empty");
         table.put(first, Entry::new(key(1)));
         let old = table.get(first).expect("there").generation;
@@ -257,6 +261,11 @@ mod tests {
             table.put(place, Entry::new(key(attempt)));
         }
         assert_eq!(table.free_place(), None);
+        assert_eq!(
+            table.entries.as_ptr(),
+            reserved,
+            "a place was reserved for each from the start"
+        );
     }
 
     #[test]
