@@ -72,7 +72,7 @@ pub fn run(demo: &Demo) -> Result<()> {
     steps.done("evidence read");
     taken.append(&mut steps.taken);
     println!("\n{}", shares(&taken, began.elapsed().unwrap_or_default()));
-    println!("\n{}", next(cluster.kubeconfig, demo.profile));
+    println!("\n{}", next(&cluster, demo.profile));
     evidence.verify()
 }
 
@@ -172,19 +172,14 @@ fn shares(taken: &[(String, Duration)], total: Duration) -> String {
     text
 }
 
-fn next(kubeconfig: &Path, profile: Profile) -> String {
-    let programs = Programs::there(profile).dir;
+fn next(cluster: &Kubectl<'_>, profile: Profile) -> String {
+    let environment = up::environment(cluster.kubeconfig, &Programs::there(profile).dir, cluster.program);
     let lines = [
-        format!(
-            "export KUBECONFIG={} PATH=$PATH:{}",
-            kubeconfig.display(),
-            programs.display()
-        ),
-        "kubectl get runs,turns,tx; kubectl describe run hello; kubectl fairlead output own-call".to_owned(),
-        "kubectl delete run hello; edit and apply examples/quickstart again; make down removes it all"
-            .to_owned(),
+        environment.as_str(),
+        "kubectl get runs,turns,tx; kubectl describe run hello; kubectl fairlead output own-call",
+        "kubectl delete run hello; edit and apply examples/quickstart again; make down removes it all",
     ];
-    format!("try next\n  {}", lines.join("\n  "))
+    format!("try next\n  {}", lines.join("\n").replace('\n', "\n  "))
 }
 
 #[cfg(test)]

@@ -33,7 +33,7 @@ enum Verb {
 
 fn main() -> Result<ExitCode> {
     match Cli::parse().verb {
-        Verb::Up(options) => up::up(&options).map(drop),
+        Verb::Up(options) => up::run(&options),
         Verb::Gen(options) => generate::run(&options),
         Verb::Down => up::down(),
         Verb::Demo(options) => demo::run(&options),

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
 
 use crate::cgroup::Tree;
+use crate::control_plane::binaries::Binaries;
 use crate::control_plane::{ControlPlane, Options};
 use crate::ledger::Ledger;
 use crate::programs::{Profile, Programs};
@@ -42,6 +43,18 @@ pub fn groups() -> Result<Tree> {
     let digest = Sha256::digest(repo::root().as_os_str().as_encoded_bytes());
     let hash: String = digest.iter().take(4).map(|byte| format!("{byte:02x}")).collect();
     Tree::named(&format!("fairlead-up-{hash}"))
+}
+
+/// Does [`up`], and says how to reach what runs then.
+pub fn run(options: &Up) -> Result<()> {
+    up(options)?;
+    let kubectl = Binaries::ensure()?.kubectl;
+    let programs = Programs::there(options.profile).dir;
+    println!(
+        "\n{}",
+        environment(&state_dir().join("kubeconfig"), &programs, &kubectl)
+    );
+    Ok(())
 }
 
 /// Brings up what is missing and leaves it running: a control plane, the chart, an operator, and the
@@ -80,8 +93,26 @@ pub fn up(up: &Up) -> Result<Steps> {
     steps.done("operator and nodes ready");
     stack.detach()?;
     control_plane.detach()?;
-    println!("export KUBECONFIG={}", dir.join("kubeconfig").display());
     Ok(steps)
+}
+
+/// The line that makes `kubectl` and `kubectl fairlead` of this installation work in a shell. Where there is no kubectl
+/// on `PATH`, and `kubectl` is therefore the path of one that was built, the line has that too, and one before it says
+/// so.
+pub fn environment(kubeconfig: &Path, programs: &Path, kubectl: &Path) -> String {
+    let export = format!(
+        "export KUBECONFIG={} PATH=$PATH:{}",
+        kubeconfig.display(),
+        programs.display()
+    );
+    match kubectl.parent().filter(|dir| dir.is_absolute()) {
+        Some(dir) => format!(
+            "there is no kubectl on PATH; one was built: {}\n{export}:{}",
+            kubectl.display(),
+            dir.display()
+        ),
+        None => export,
+    }
 }
 
 /// Ends a part if one of its programs was built anew since it was started, and says so.
@@ -210,5 +241,30 @@ impl Steps {
 impl Default for Steps {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kubectl_that_was_built_is_named_and_put_on_the_path() {
+        let line = |kubectl: &str| {
+            environment(
+                Path::new("/r/kubeconfig"),
+                Path::new("/r/debug"),
+                Path::new(kubectl),
+            )
+        };
+        assert_eq!(
+            line("kubectl"),
+            "export KUBECONFIG=/r/kubeconfig PATH=$PATH:/r/debug"
+        );
+        assert_eq!(
+            line("/cache/bin/kubectl"),
+            "there is no kubectl on PATH; one was built: /cache/bin/kubectl\n\
+             export KUBECONFIG=/r/kubeconfig PATH=$PATH:/r/debug:/cache/bin"
+        );
     }
 }

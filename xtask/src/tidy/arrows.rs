@@ -73,6 +73,11 @@ pub const FORBIDDEN: &[(&str, &[&str], &str)] = &[
         "it reads objects only",
     ),
     (
+        "fairlead-installation",
+        &["fairlead-decide", "fairlead-supervisor"],
+        "it looks and decides nothing",
+    ),
+    (
         "fairlead-admin",
         &["fairlead-decide", "fairlead-crds", "kube-client"],
         "it stays narrow",
