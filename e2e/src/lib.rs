@@ -7,6 +7,7 @@
 pub mod bad_manifests;
 pub mod fleet;
 pub mod model;
+pub mod model_servers;
 mod objects;
 mod plane;
 

@@ -1,151 +1,34 @@
 //! Conversations with public servers of the chat completions protocol that others wrote: the proxy of LiteLLM before an
 //! upstream that is scripted here, and aimock. Each twice, streaming and not, with tool calls spread over deltas.
-//!
-//! `hack/model-servers/install.sh` fetches both into the cache. Where it cannot, the tests say so and pass, but with
-//! `CI=true` they fail.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
     reason = "a test ends at the first surprise"
 )]
 
+#[path = "../../e2e/src/model_servers.rs"]
+mod model_servers;
 mod support;
 
 use fairlead_crds::ModelProviderSpec;
 use fairlead_crds::values::OpenObject;
 use fairlead_decide::model::{Message, MessageCall, ModelErrorKind, ModelRequest, ModelResponse};
 use fairlead_operator::provider::{ApiKey, ProviderClient};
+use model_servers::{ModelServer, installed};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
-use std::time::{Duration, Instant};
 use support::{Seen, Server, delta, events, plain};
 
-/// Where the servers are, by name, as the script prints it; or why they are not.
-fn installed() -> Option<&'static BTreeMap<String, String>> {
-    static PLACES: OnceLock<Result<BTreeMap<String, String>, String>> = OnceLock::new();
-    let places = PLACES.get_or_init(|| {
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../hack/model-servers/install.sh");
-        let output = Command::new(&script)
-            .output()
-            .map_err(|error| format!("{}: {error}", script.display()))?;
-        if !output.status.success() {
-            return Err(format!(
-                "{}: {}: {}",
-                script.display(),
-                output.status,
-                String::from_utf8_lossy(&output.stderr)
-            ));
-        }
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        Ok(text
-            .lines()
-            .filter_map(|line| line.split_once('='))
-            .map(|(k, v)| (k.to_owned(), v.to_owned()))
-            .collect())
-    });
-    match places {
-        Ok(places) => Some(places),
-        Err(why) if std::env::var_os("CI").is_some_and(|ci| ci == "true") => {
-            panic!("the model servers are not there: {why}")
-        }
-        Err(why) => {
-            eprintln!("skipped, the model servers are not there: {why}");
-            None
-        }
-    }
+fn provider(server: &ModelServer, stream: bool) -> ModelProviderSpec {
+    let more = json!({"stream": stream, "credentials": {"secretRef": {"name": "s"}}});
+    support::provider(&server.url("/v1"), more)
 }
 
-/// A server process, its log and its scratch directory; all gone when it is dropped.
-struct Process {
-    child: Child,
-    directory: PathBuf,
-    port: u16,
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        let _ = std::fs::remove_dir_all(&self.directory);
-    }
-}
-
-impl Process {
-    /// Starts what `command` makes of a port and a scratch directory, and waits until `ready` answers 200.
-    async fn start(name: &str, ready: &str, command: impl FnOnce(u16, &Path) -> Command) -> Self {
-        let directory = std::env::temp_dir().join(format!("fairlead-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&directory).unwrap();
-        let port = std::net::TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap()
-            .port();
-        let log = std::fs::File::create(directory.join("log")).unwrap();
-        let child = command(port, &directory)
-            .current_dir(&directory)
-            .stdin(Stdio::null())
-            .stdout(log.try_clone().unwrap())
-            .stderr(log)
-            .spawn()
-            .unwrap();
-        let mut process = Self {
-            child,
-            directory,
-            port,
-        };
-        let deadline = Instant::now() + Duration::from_secs(180);
-        let url = format!("http://127.0.0.1:{port}{ready}");
-        while !reqwest::get(&url)
-            .await
-            .is_ok_and(|answer| answer.status().is_success())
-        {
-            let ended = process.child.try_wait().unwrap();
-            if ended.is_some() || Instant::now() > deadline {
-                panic!(
-                    "{name} does not answer at {url} (ended: {ended:?}):\n{}",
-                    process.log()
-                );
-            }
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-        process
-    }
-
-    fn log(&self) -> String {
-        std::fs::read_to_string(self.directory.join("log")).unwrap_or_default()
-    }
-
-    fn provider(&self, stream: bool) -> ModelProviderSpec {
-        let more = json!({"stream": stream, "credentials": {"secretRef": {"name": "s"}}});
-        support::provider(&format!("http://127.0.0.1:{}/v1", self.port), more)
-    }
-
-    async fn ask(&self, stream: bool, request: &ModelRequest) -> ModelResponse {
-        let key = ApiKey::from(KEY);
-        let result = ProviderClient::new()
-            .call(&self.provider(stream), Some(&key), request, 0)
-            .await;
-        result.unwrap_or_else(|error| panic!("stream {stream}: {error:?}\n{}", self.log()))
-    }
-
-    /// Events of a stream that carry pieces of tool calls, read past our client.
-    async fn call_deltas(&self, request: Value) -> usize {
-        let url = format!("http://127.0.0.1:{}/v1/chat/completions", self.port);
-        let answer = reqwest::Client::new()
-            .post(url)
-            .bearer_auth(KEY)
-            .json(&request)
-            .send()
-            .await
-            .unwrap();
-        let text = answer.text().await.unwrap();
-        text.lines()
-            .filter(|line| line.starts_with("data:") && line.contains("\"tool_calls\":[{"))
-            .count()
-    }
+async fn ask(server: &ModelServer, stream: bool, request: &ModelRequest) -> ModelResponse {
+    let key = ApiKey::from(KEY);
+    let result = ProviderClient::new()
+        .call(&provider(server, stream), Some(&key), request, 0)
+        .await;
+    result.unwrap_or_else(|error| panic!("stream {stream}: {error:?}\n{}", server.log()))
 }
 
 const KEY: &str = "sk-local-4711";
@@ -274,47 +157,14 @@ fn last_chat(server: &Server) -> Seen {
         .unwrap()
 }
 
-async fn litellm(places: &BTreeMap<String, String>, upstream: &str) -> Process {
-    Process::start("litellm", "/health/liveliness", |port, directory| {
-        let config = json!({
-            "model_list": [{"model_name": "relayed", "litellm_params":
-                {"model": "openai/upstream", "api_base": upstream, "api_key": "sk-upstream"}}],
-            "general_settings": {"master_key": KEY},
-            "router_settings": {"num_retries": 0},
-        });
-        // JSON is YAML.
-        std::fs::write(directory.join("config.yaml"), config.to_string()).unwrap();
-        let mut command = Command::new(&places["python"]);
-        command
-            .args([
-                "-c",
-                "from litellm.proxy.proxy_cli import run_server; run_server()",
-            ])
-            .args([
-                "--config",
-                "config.yaml",
-                "--host",
-                "127.0.0.1",
-                "--port",
-                &port.to_string(),
-                "--telemetry",
-                "False",
-            ])
-            .env("PYTHONPATH", &places["modules"])
-            .env("LITELLM_LOCAL_MODEL_COST_MAP", "True");
-        command
-    })
-    .await
-}
-
 #[tokio::test]
 async fn litellms_proxy() {
     let Some(places) = installed() else { return };
     let scripted = Server::answering(upstream).await;
-    let proxy = litellm(places, &scripted.base).await;
+    let proxy = ModelServer::litellm(places, &scripted.base, "sk-upstream", KEY).await;
     for stream in [true, false] {
         let request = first_request("relayed", "The weather?");
-        let response = proxy.ask(stream, &request).await;
+        let response = ask(&proxy, stream, &request).await;
         assert_eq!(calls(&response), expected_calls(), "stream {stream}");
         assert_eq!(response.finish_reason.as_deref(), Some("tool_calls"));
         let usage = response.usage.unwrap();
@@ -335,7 +185,7 @@ async fn litellms_proxy() {
             json!(["city"])
         );
 
-        let answer = proxy.ask(stream, &next_request(request, &response)).await;
+        let answer = ask(&proxy, stream, &next_request(request, &response)).await;
         assert_eq!(answer.text, Some(format!("It is {RESULT}.")), "stream {stream}");
         assert_eq!(
             (answer.finish_reason.as_deref(), answer.calls.len()),
@@ -359,18 +209,18 @@ async fn litellms_proxy() {
         );
     }
     let raw = json!({"model": "relayed", "stream": true, "messages": [{"role": "user", "content": "x"}]});
-    let spread = proxy.call_deltas(raw).await;
+    let spread = proxy.call_deltas(KEY, &raw).await;
     assert!(spread > 8, "two calls came in {spread} deltas");
 
     litellms_errors(&proxy).await;
 }
 
-async fn litellms_errors(proxy: &Process) {
+async fn litellms_errors(proxy: &ModelServer) {
     let client = ProviderClient::new();
     let ask = async |key: &str, model: &str, user: &str| {
         let key = ApiKey::from(key);
         client
-            .call(&proxy.provider(true), Some(&key), &first_request(model, user), 0)
+            .call(&provider(proxy, true), Some(&key), &first_request(model, user), 0)
             .await
             .unwrap_err()
     };
@@ -390,37 +240,27 @@ async fn litellms_errors(proxy: &Process) {
     );
 }
 
-async fn aimock(places: &BTreeMap<String, String>) -> Process {
-    Process::start("aimock", "/health", |port, directory| {
-        let fixtures = json!({"fixtures": [
-            {"match": {"userMessage": "weather", "hasToolResult": false}, "response": {"content": "Looking it up.", "toolCalls": [
-                {"id": "c-0", "name": "lookup", "arguments": {"city": "Zürich"}},
-                {"id": "c-1", "name": "lookup", "arguments": {"city": "Oslo"}},
-            ]}},
-            {"match": {"userMessage": "weather", "toolCallId": "c-1", "toolResultContains": RESULT},
-                "response": {"content": "It is 17 °C there.", "usage": {"prompt_tokens": 21, "completion_tokens": 5, "total_tokens": 26}}},
-            {"match": {"userMessage": "overload"},
-                "response": {"error": {"message": "slow down", "type": "rate_limit_error"}, "status": 429, "retryAfter": 7}},
-            {"match": {"userMessage": "cut"}, "response": {"content": "a long answer that is cut off somewhere"}, "truncateAfterChunks": 3, "latency": 50},
-        ]});
-        std::fs::write(directory.join("fixtures.json"), fixtures.to_string()).unwrap();
-        let mut command = Command::new(&places["node"]);
-        command
-            .arg(&places["aimock"])
-            .args(["--port", &port.to_string(), "--fixtures", "fixtures.json", "--chunk-size", "3"])
-            .args(["--strict", "--validate-on-load", "--log-level", "warn"]);
-        command
-    })
-    .await
+fn fixtures() -> Value {
+    json!([
+        {"match": {"userMessage": "weather", "hasToolResult": false}, "response": {"content": "Looking it up.", "toolCalls": [
+            {"id": "c-0", "name": "lookup", "arguments": {"city": "Zürich"}},
+            {"id": "c-1", "name": "lookup", "arguments": {"city": "Oslo"}},
+        ]}},
+        {"match": {"userMessage": "weather", "toolCallId": "c-1", "toolResultContains": RESULT},
+            "response": {"content": "It is 17 °C there.", "usage": {"prompt_tokens": 21, "completion_tokens": 5, "total_tokens": 26}}},
+        {"match": {"userMessage": "overload"},
+            "response": {"error": {"message": "slow down", "type": "rate_limit_error"}, "status": 429, "retryAfter": 7}},
+        {"match": {"userMessage": "cut"}, "response": {"content": "a long answer that is cut off somewhere"}, "truncateAfterChunks": 3, "latency": 50},
+    ])
 }
 
 #[tokio::test]
 async fn aimocks_server() {
     let Some(places) = installed() else { return };
-    let server = aimock(places).await;
+    let server = ModelServer::aimock(places, &fixtures()).await;
     for stream in [true, false] {
         let request = first_request("m", "The weather?");
-        let response = server.ask(stream, &request).await;
+        let response = ask(&server, stream, &request).await;
         assert_eq!(
             response.text.as_deref(),
             Some("Looking it up."),
@@ -436,7 +276,7 @@ async fn aimocks_server() {
             "{response:?}"
         );
 
-        let answer = server.ask(stream, &next_request(request, &response)).await;
+        let answer = ask(&server, stream, &next_request(request, &response)).await;
         assert_eq!(
             answer.text.as_deref(),
             Some("It is 17 °C there."),
@@ -451,14 +291,14 @@ async fn aimocks_server() {
         );
     }
     let raw = json!({"model": "m", "stream": true, "messages": [{"role": "user", "content": "weather"}]});
-    let spread = server.call_deltas(raw).await;
+    let spread = server.call_deltas(KEY, &raw).await;
     assert!(spread > 8, "two calls came in {spread} deltas");
 
     let client = ProviderClient::new();
     let key = ApiKey::from(KEY);
     let ask = async |user: &str| {
         client
-            .call(&server.provider(true), Some(&key), &first_request("m", user), 0)
+            .call(&provider(&server, true), Some(&key), &first_request("m", user), 0)
             .await
             .unwrap_err()
     };
