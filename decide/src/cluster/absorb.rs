@@ -1,5 +1,6 @@
 //! How observations correct the world.
 
+use super::dependents::{Named, names_of};
 use super::types::{Event, Key, NodeLease, ObjectKey};
 use super::world::{
     NodeState, ProviderCheck, ProviderState, ToolState, World, has_ended, is_settled, key_of, phase_of,
@@ -28,6 +29,10 @@ impl World {
             Event::Tool(tool) => self.saw_tool(tool, &mut dirty),
             Event::ToolGone(key) => {
                 self.tools.remove(&key);
+                // A call that waits for another look at its tool gets its verdict now.
+                if !self.waiting.is_empty() {
+                    dirty.insert(Key::Queue);
+                }
             }
             Event::Provider(provider) => self.saw_provider(provider, &mut dirty),
             Event::ProviderGone(key) => {
@@ -53,14 +58,15 @@ impl World {
                 generation,
                 fault,
             } => {
-                if let Some(state) = self.providers.get_mut(&key) {
-                    state.checked = Some(ProviderCheck {
+                self.provider_checked(
+                    key,
+                    ProviderCheck {
                         generation,
                         at: now,
                         fault,
-                    });
-                }
-                dirty.insert(Key::Provider(key));
+                    },
+                    &mut dirty,
+                );
             }
         }
         dirty
@@ -113,14 +119,19 @@ impl World {
         {
             return;
         }
-        let ended = run
-            .status
-            .as_ref()
-            .and_then(|s| s.phase)
-            .is_some_and(RunPhase::is_terminal);
-        state.object = Some(if ended { Arc::new(without_texts(&run)) } else { run });
+        let ended = run_ended(&run);
+        let key = Key::Run(uid.clone());
         if ended {
+            state.object = Some(Arc::new(without_texts(&run)));
+            self.dependents.remove(&key);
             self.forget_children(&uid);
+        } else {
+            // What a run names is part of its spec.
+            let same = |old: &AgentRun| old.metadata.generation == run.metadata.generation;
+            if !state.object.as_deref().is_some_and(same) {
+                self.dependents.set(key, names_of(&run));
+            }
+            state.object = Some(run);
         }
         dirty.insert(Key::Run(uid));
     }
@@ -219,6 +230,7 @@ impl World {
             old.object.metadata.generation == tool.metadata.generation
                 && old.object.metadata.uid == tool.metadata.uid
         });
+        let changed = same.is_none();
         let accepted = same.map_or_else(|| accept(&tool.spec), |old| old.accepted.clone());
         self.tools.insert(
             key.clone(),
@@ -227,6 +239,9 @@ impl World {
                 accepted,
             },
         );
+        if changed {
+            self.wake_dependents(&Named::Tool(key.clone()), dirty);
+        }
         dirty.insert(Key::Tool(key));
     }
 
@@ -236,7 +251,13 @@ impl World {
         if known.is_some_and(|old| !newer(&old.object.metadata, &provider.metadata)) {
             return;
         }
-        let checked = known.and_then(|old| old.checked.clone());
+        let first = known.is_none();
+        let touched = known.is_some_and(|old| is_touched(&old.object.metadata, &provider.metadata));
+        let mut checked = known.and_then(|old| old.checked.clone());
+        // Whoever touches a faulty provider wants it looked at: a Secret it names may be there by now.
+        if let Some(check) = checked.as_mut().filter(|c| touched && c.fault.is_some()) {
+            check.at = Time::MIN;
+        }
         self.providers.insert(
             key.clone(),
             ProviderState {
@@ -244,6 +265,21 @@ impl World {
                 checked,
             },
         );
+        if first {
+            self.wake_dependents(&Named::Provider(key.clone()), dirty);
+        }
+        dirty.insert(Key::Provider(key));
+    }
+
+    fn provider_checked(&mut self, key: ObjectKey, check: ProviderCheck, dirty: &mut BTreeSet<Key>) {
+        if let Some(state) = self.providers.get_mut(&key) {
+            let known = state.checked.as_ref().map(|c| (c.generation, &c.fault));
+            let changed = known != Some((check.generation, &check.fault));
+            state.checked = Some(check);
+            if changed {
+                self.wake_dependents(&Named::Provider(key.clone()), dirty);
+            }
+        }
         dirty.insert(Key::Provider(key));
     }
 
@@ -299,6 +335,11 @@ fn newer(old: &ObjectMeta, new: &ObjectMeta) -> bool {
         (Some(a), Some(b)) => b > a,
         _ => true,
     }
+}
+
+/// Whether somebody changed an object's labels or annotations, which leaves its generation alone.
+fn is_touched(old: &ObjectMeta, new: &ObjectMeta) -> bool {
+    old.labels != new.labels || old.annotations != new.annotations
 }
 
 pub(super) fn version(metadata: &ObjectMeta) -> Option<u64> {

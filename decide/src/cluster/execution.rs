@@ -119,9 +119,11 @@ fn refuse(world: &World, execution: &Arc<ToolExecution>, refusal: &Refusal, now:
         reason: refusal.reason.to_owned(),
         message: refusal.message.clone(),
     };
-    let mut decision = Decision::wait(because, plus_millis(now, 500).min(grace_ends));
-    let visible = millis_between(begun, now) >= world.settings.visible_after_millis;
-    if visible && execution.status.as_ref().and_then(|s| s.phase).is_none() {
+    let mut decision = Decision::wait(because, grace_ends);
+    let visible_at = plus_millis(begun, world.settings.visible_after_millis);
+    if visible_at > now {
+        decision.wake_by(visible_at);
+    } else if execution.status.as_ref().and_then(|s| s.phase).is_none() {
         decision
             .actions
             .push(queued(execution, waiting_for(refusal), &refusal.message));

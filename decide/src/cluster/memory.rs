@@ -1,8 +1,9 @@
 //! What is kept of objects, what is forgotten of those that are gone, and how their late echoes are told.
 
 use super::absorb::version;
+use super::dependents::Named;
 use super::types::{Key, ObjectKey};
-use super::world::{World, is_settled, key_of, phase_of};
+use super::world::{World, has_ended, is_settled, key_of, phase_of};
 use super::writes::Subject;
 use fairlead_crds::ToolExecution;
 use fairlead_crds::values::Time;
@@ -26,11 +27,18 @@ impl World {
                 .or_default()
                 .insert(key.clone());
         }
+        let waits = execution.spec.binding.is_none() && !has_ended(&execution);
+        if execution.spec.run_ref.is_none() {
+            let tool = ObjectKey::new(key.namespace.clone(), execution.spec.tool.tool_ref.name.clone());
+            let names = waits.then_some(Named::Tool(tool)).into_iter().collect();
+            self.dependents.set(Key::Execution(key.clone()), names);
+        }
         self.executions.insert(key, execution);
     }
 
     pub(super) fn drop_execution(&mut self, key: &ObjectKey) -> Option<Arc<ToolExecution>> {
         let execution = self.executions.remove(key)?;
+        self.dependents.remove(&Key::Execution(key.clone()));
         self.bury(
             Subject::Execution(key.clone()),
             version(&execution.metadata).unwrap_or(0),
@@ -89,6 +97,7 @@ impl World {
     pub(super) fn run_gone(&mut self, uid: &str, dirty: &mut BTreeSet<Key>) {
         self.forget_children(uid);
         self.runs.remove(uid);
+        self.dependents.remove(&Key::Run(uid.to_owned()));
         // The UID never comes back.
         self.bury(Subject::Turn(uid.to_owned()), u64::MAX);
         self.bury(Subject::Run(uid.to_owned()), u64::MAX);

@@ -8,6 +8,7 @@ mod absorb;
 mod answer;
 mod batch;
 mod builtin;
+mod dependents;
 mod execution;
 mod failure;
 mod finish;

@@ -322,13 +322,14 @@ impl<'a> Subjects<'a> {
             self.run.metadata.generation,
             self.now,
         );
-        let mut decision = turn::wait_for(missing, self.now);
-        if visible_at <= self.now {
+        let mut decision = turn::wait_for(missing, turn::grace_ends(self.world, self.run, since));
+        if visible_at > self.now {
+            decision.wake_by(visible_at);
+        } else {
             decision
                 .actions
                 .extend(publish(&self.world.writes, self.run, status, self.now));
         }
-        decision.wake_by(turn::grace_ends(self.world, self.run, since));
         decision
     }
 

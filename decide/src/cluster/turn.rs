@@ -8,7 +8,7 @@ use super::stage::View;
 use super::types::{Action, Because, Decision, ObjectKey};
 use super::world::{RequestState, RunState, World, phase_of, turn_at};
 use super::writes::Subject;
-use crate::time::{plus_millis, plus_seconds};
+use crate::time::plus_seconds;
 use fairlead_crds::conditions::reason;
 use fairlead_crds::names::turn_name;
 use fairlead_crds::values::{OwnedRef, Time};
@@ -17,9 +17,6 @@ use fairlead_crds::{
     FrozenToolKind, TurnPhase,
 };
 use std::sync::Arc;
-
-/// How often something that is missing is looked for again, in milliseconds.
-const LOOK_AGAIN_MILLIS: i64 = 500;
 
 /// Something that a run names and that is not there or not usable.
 #[derive(Debug)]
@@ -30,13 +27,13 @@ pub struct Missing {
     pub message: String,
 }
 
-/// The decision about something missing: to wait for it, for a while.
-pub fn wait_for(missing: Missing, now: Time) -> Decision {
+/// The decision about something missing: to wait for it, until `at`. When it comes, whoever names it is looked at.
+pub fn wait_for(missing: Missing, at: Time) -> Decision {
     let because = Because::Missing {
         reason: missing.reason.to_owned(),
         message: missing.message,
     };
-    Decision::wait(because, plus_millis(now, LOOK_AGAIN_MILLIS))
+    Decision::wait(because, at)
 }
 
 /// When a run gives up waiting for what it names.
@@ -252,7 +249,8 @@ fn ask(
     let Some(provider) = world.providers.get(&key) else {
         let message = format!("ModelProvider {:?} is gone; create it again.", key.name);
         let since = turn.metadata.creation_timestamp.as_ref().map_or(now, |t| t.0);
-        if grace_ends(world, run, since) <= now {
+        let grace_ends = grace_ends(world, run, since);
+        if grace_ends <= now {
             let failure = failure(FailureClass::Manual, reason::PROVIDER_NOT_FOUND, &message);
             return close(turn, without_answer(failure, now));
         }
@@ -261,7 +259,7 @@ fn ask(
                 reason: reason::PROVIDER_NOT_FOUND,
                 message,
             },
-            now,
+            grace_ends,
         );
     };
     Decision::act(Action::Ask {

@@ -1,5 +1,6 @@
 //! The operator's snapshot of the cluster, and how observations correct it.
 
+use super::dependents::Dependents;
 use super::load::Load;
 use super::types::{NodeLease, ObjectKey};
 use super::writes::{Subject, Writes};
@@ -163,6 +164,7 @@ pub struct World {
     pub waiting: BTreeMap<ObjectKey, Waiter>,
     /// Writes on their way, and those that failed.
     pub writes: Writes,
+    pub(super) dependents: Dependents,
     pub(super) turn_owner: BTreeMap<ObjectKey, (String, i64, i64)>,
     pub(super) executions_of: BTreeMap<String, BTreeSet<ObjectKey>>,
     /// What was forgotten while a write about it was on its way, with the last version that was seen: the answer to that
