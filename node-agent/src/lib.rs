@@ -11,7 +11,6 @@ mod executor;
 mod host;
 mod identity_probe;
 mod ids;
-mod installation;
 mod lease;
 mod link;
 mod metrics;

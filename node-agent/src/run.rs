@@ -9,11 +9,12 @@ use crate::lease::Ending;
 use crate::link::Link;
 use crate::metrics::Metrics;
 use crate::spool::Spool;
-use crate::{installation, lease, sources, start};
+use crate::{lease, sources, start};
 use anyhow::{Context, Result, anyhow, bail};
 use fairlead_admin::{Readiness, ReadyToken, Shutdown, init_telemetry};
 use fairlead_crds::IsolationBackend;
 use fairlead_decide::node::{Entry, Node};
+use fairlead_installation::Needs;
 use fairlead_supervisor::cgroup::{CONTROLLERS, Group, find_own_group};
 use fairlead_supervisor::probe::probe;
 use fairlead_supervisor::wire::Backend;
@@ -31,6 +32,8 @@ use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::task::{JoinError, JoinHandle};
 
+/// The one kind that an agent reads and writes.
+const CRD: &str = "toolexecutions.fairlead.dev";
 /// Pause before what tools can reach is tried again.
 const PROBE_AGAIN: Duration = Duration::from_secs(10);
 /// Longest wait at the end for the Lease to say so.
@@ -153,7 +156,11 @@ async fn work(
         state_read.notified().await;
         lease::keep(to_serve, served, args.namespace, args.capacity, ready, ending).await;
     };
-    let installation = installation::keep_checking(client.clone(), readiness.token("installation"));
+    let needs = Needs {
+        program: "node agent",
+        crds: vec![CRD.to_owned()],
+    };
+    let installation = needs.keep_checking(client.clone(), readiness.token("installation"));
     let watch = sources::watch(client, host, out);
     let mut beside = [
         tokio::spawn(installation.map(|()| "the check of the installation")),

@@ -6,7 +6,6 @@ pub mod clock;
 pub mod config;
 mod controller;
 mod execute;
-mod install;
 pub mod lease;
 mod metrics;
 pub mod provider;
@@ -20,8 +19,10 @@ use config::Config;
 use controller::Controller;
 use execute::Executor;
 use fairlead_admin::{Readiness, Shutdown};
+use fairlead_crds::all_crds;
 use fairlead_crds::names::LEADER_LEASE;
 use fairlead_decide::cluster::World;
+use fairlead_installation::Needs;
 use kube::{Api, Client};
 use lease::{Election, Leadership};
 use metrics::Metrics;
@@ -76,7 +77,12 @@ pub async fn run(config: Config, client: Client, shutdown: Shutdown) -> Result<(
         config.node_capacity,
         watched_in,
     ));
-    parts.spawn(install::keep_checking(client, installed));
+    let crds = all_crds().into_iter().filter_map(|crd| crd.metadata.name);
+    let needs = Needs {
+        program: "operator",
+        crds: crds.collect(),
+    };
+    parts.spawn(needs.keep_checking(client, installed));
     // Leadership is given back last: the loop has stopped before another may begin.
     let mut deciding = tokio::spawn(controller.run(shutdown.token()));
     let stop_election = tokio_util::sync::CancellationToken::new();

@@ -119,8 +119,13 @@ async fn no_part_has_rights_beyond_the_kinds() {
         "serviceaccounts/token",
     ];
     let policies = ("admissionregistration.k8s.io", "validatingadmissionpolicies");
+    let bindings = (policies.0, "validatingadmissionpolicybindings");
     let roles = ("rbac.authorization.k8s.io", "clusterroles");
-    for resource in core.map(|name| ("", name)).into_iter().chain([policies, roles]) {
+    for resource in core
+        .map(|name| ("", name))
+        .into_iter()
+        .chain([policies, bindings, roles])
+    {
         for account in [OPERATOR, NODE_AGENT] {
             check(&admin, false, account, &EVERY, resource, "default").await;
             check(&admin, false, account, &EVERY, resource, NAMESPACE).await;
