@@ -16,6 +16,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Api;
 use kube::api::ListParams;
+use std::io::Write;
 use std::time::Duration;
 
 /// How long a Lease that looks old by our clock is watched before it is called old: clocks differ, and an agent renews
@@ -34,12 +35,16 @@ pub async fn run(target: &Target, options: &args::Check) -> Result<Exit> {
     all.extend(crds(target).await);
     all.extend(policies(target).await);
     all.extend(leases(target, &options.install_namespace).await);
-    match options.output {
-        Some(form) => print!("{}", text::object(&all, form)?),
+    let text = match options.output {
+        Some(form) => text::object(&all, form)?,
         None => findings::lines(&all, Paint::for_stream(&std::io::stdout()))
             .iter()
-            .for_each(|line| println!("{line}")),
-    }
+            .map(|line| format!("{line}\n"))
+            .collect(),
+    };
+    std::io::stdout()
+        .write_all(text.as_bytes())
+        .context("write to standard output")?;
     let failed = all.iter().any(|finding| finding.verdict == Verdict::Fail);
     Ok(if failed { Exit::Failure } else { Exit::Success })
 }

@@ -11,6 +11,8 @@ pub struct Target {
     pub client: Client,
     /// `--namespace`, else the context's, else `default`.
     pub namespace: String,
+    /// Address of the API server.
+    pub server: String,
 }
 
 /// Connects with `--kubeconfig`, else `KUBECONFIG`, else `~/.kube/config`, else the ServiceAccount of the Pod.
@@ -20,8 +22,14 @@ pub async fn connect(connection: &Connection) -> Result<Target> {
         .namespace
         .clone()
         .unwrap_or_else(|| config.default_namespace.clone());
-    let client = Client::try_from(config).context("set up the connection to the API server")?;
-    Ok(Target { client, namespace })
+    let server = config.cluster_url.to_string();
+    let client = Client::try_from(config)
+        .with_context(|| format!("set up the connection to the API server {server}"))?;
+    Ok(Target {
+        client,
+        namespace,
+        server,
+    })
 }
 
 async fn config(connection: &Connection) -> Result<Config> {
@@ -31,12 +39,12 @@ async fn config(connection: &Connection) -> Result<Config> {
     };
     let kubeconfig = match &connection.kubeconfig {
         Some(path) => {
-            Kubeconfig::read_from(path).with_context(|| format!("read kubeconfig {}", path.display()))?
+            Kubeconfig::read_from(path).with_context(|| format!("read --kubeconfig {}", path.display()))?
         }
         None => match Kubeconfig::read() {
             Ok(kubeconfig) => kubeconfig,
             Err(error) if connection.context.is_some() => {
-                return Err(error).context("find --context: read KUBECONFIG or ~/.kube/config");
+                return Err(error).context("read KUBECONFIG or ~/.kube/config, to find --context");
             }
             Err(error) => match Config::incluster() {
                 Ok(config) => return Ok(config),
@@ -46,9 +54,15 @@ async fn config(connection: &Connection) -> Result<Config> {
             },
         },
     };
-    Config::from_custom_kubeconfig(kubeconfig, &options)
-        .await
-        .context("use the kubeconfig's context")
+    let wanted = options.context.as_ref().or(kubeconfig.current_context.as_ref());
+    let wanted = wanted.map_or_else(
+        || "use the kubeconfig's current context, and it names none".to_owned(),
+        |name| format!("use context {name:?} of the kubeconfig"),
+    );
+    let config = Config::from_custom_kubeconfig(kubeconfig, &options).await;
+    config.map_err(|error| {
+        anyhow::anyhow!("{wanted}: {error}; choose one with --context; see: kubectl config get-contexts")
+    })
 }
 
 /// A watch goes on after an error that may pass (a restarting API server); refused rights, a missing kind or a wrong

@@ -37,7 +37,8 @@ impl From<Exit> for ExitCode {
 /// The code of an error that ended a verb.
 pub fn of_error(error: &anyhow::Error) -> Exit {
     match error.downcast_ref::<kube::Error>() {
-        Some(kube::Error::Api(status)) if status.is_not_found() => Exit::NotFound,
+        // A selector or a name that the server cannot read is a wrong command line.
+        Some(kube::Error::Api(status)) if status.is_not_found() || status.code == 400 => Exit::NotFound,
         _ => Exit::Unreachable,
     }
 }

@@ -8,6 +8,8 @@ mod check;
 mod connect;
 mod exit;
 mod findings;
+mod fixes;
+mod models;
 mod output;
 mod runs;
 mod runs_table;
@@ -18,6 +20,7 @@ mod watch;
 
 use args::{Cli, Verb};
 use exit::Exit;
+use std::io::ErrorKind;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -43,20 +46,37 @@ fn main() -> ExitCode {
 }
 
 async fn run(cli: Cli) -> Exit {
-    let verb = async {
-        let target = connect::connect(&cli.connection).await?;
-        match &cli.verb {
-            Verb::Runs(options) => runs::run(&target, options).await,
-            Verb::Watch(options) => watch::run(&target, options).await,
-            Verb::Output(options) => output::run(&target, options).await,
-            Verb::Check(options) => check::run(&target, options).await,
-        }
-    };
     tokio::select! {
-        result = verb => result.unwrap_or_else(|error| {
-            eprintln!("error: {error:#}");
-            exit::of_error(&error)
-        }),
+        exit = asked(&cli) => exit,
         _ = tokio::signal::ctrl_c() => Exit::Interrupted,
     }
+}
+
+/// Does what was asked, and says what went wrong.
+async fn asked(cli: &Cli) -> Exit {
+    let target = match connect::connect(&cli.connection).await {
+        Ok(target) => target,
+        Err(error) => {
+            eprintln!("error: {}", fixes::chain(&error));
+            return exit::of_error(&error);
+        }
+    };
+    let done = match &cli.verb {
+        Verb::Runs(options) => runs::run(&target, options).await,
+        Verb::Watch(options) => watch::run(&target, options).await,
+        Verb::Output(options) => output::run(&target, options).await,
+        Verb::Check(options) => check::run(&target, options).await,
+    };
+    done.unwrap_or_else(|error| {
+        // A reader that has seen enough, such as head, is no failure.
+        let closed = error.downcast_ref::<std::io::Error>();
+        if closed.is_some_and(|error| error.kind() == ErrorKind::BrokenPipe) {
+            return Exit::Success;
+        }
+        eprintln!("error: {}", fixes::chain(&error));
+        if let Some(fix) = fixes::of(&error, &target) {
+            eprintln!("fix: {fix}");
+        }
+        exit::of_error(&error)
+    })
 }

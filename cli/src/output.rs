@@ -19,14 +19,14 @@ pub async fn run(target: &Target, options: &args::Output) -> Result<Exit> {
         .with_context(|| format!("get toolexecution {}/{name}", target.namespace))?;
     let Some(execution) = found else {
         eprintln!(
-            "there is no toolexecution {}/{name}; see: kubectl get tx",
+            "error: there is no toolexecution {}/{name}; see: kubectl get tx --namespace {0}",
             target.namespace
         );
         return Ok(Exit::NotFound);
     };
     let status = execution.status.unwrap_or_default();
     let Some(output) = &status.output else {
-        eprintln!("{}", missing(name, &status));
+        eprintln!("error: {}", missing(name, &status));
         return Ok(Exit::Failure);
     };
     let bytes = match options.output {
@@ -52,32 +52,37 @@ pub async fn run(target: &Target, options: &args::Output) -> Result<Exit> {
 /// Why there is no output.
 fn missing(name: &str, status: &ToolExecutionStatus) -> String {
     let reason = status.reason.as_deref().unwrap_or("no reason given");
+    let wait = format!("see: kubectl get tx {name} --watch");
     match status.phase {
-        None => format!("{name} has not started yet: there is no output"),
+        None => format!("{name} has not started yet, and has no output; {wait}"),
         Some(phase @ (ExecutionPhase::Queued | ExecutionPhase::Running)) => {
-            format!("{name} is {phase}: its output is written when it ends")
+            format!("{name} is {phase}: its output is written when it ends; {wait}")
         }
         Some(phase) => {
             let message = status.message.as_deref().unwrap_or("nothing was started");
-            format!("{name} ended {phase} ({reason}) without output: {message}")
+            format!(
+                "{name} ended {phase} ({reason}) without output: {message}; see: kubectl describe tx {name}"
+            )
         }
     }
 }
 
-/// What is said when the text is not the whole output.
+/// What is said when the text is not the whole output: its size, and where the bytes are that were kept.
 fn truncation(status: &ToolExecutionStatus) -> Option<String> {
     let output = status.output.as_ref().filter(|output| output.truncated)?;
-    let shown = text::grouped(output.text.len() as i64);
-    let total = text::grouped(output.total_bytes);
-    let kept = match &status.stored {
-        Some(stored) => format!(
-            "every byte is kept on node {} in spool directory {}",
-            stored.node_name, stored.id
-        ),
-        None => "the rest was not kept".to_owned(),
+    let head = format!(
+        "cut: these {} bytes of text stand for {} bytes of output",
+        text::grouped(output.text.len() as i64),
+        text::grouped(output.total_bytes)
+    );
+    let Some(stored) = &status.stored else {
+        return Some(format!("{head}; the rest was not kept"));
     };
     Some(format!(
-        "truncated: {shown} bytes of text stand for {total} bytes of output; {kept}"
+        "{head}\nkept on node {}: <spool>/{}/stdout, sha256 {}\n\
+         <spool> is the directory of that node's agent (--spool; nodeAgent.spool.hostPath of the chart, /var/lib/fairlead \
+         by default)",
+        stored.node_name, stored.id, output.sha256
     ))
 }
 
@@ -92,7 +97,7 @@ mod tests {
                 text: "x".repeat(1024),
                 truncated,
                 total_bytes: 10_485_760,
-                sha256: String::new(),
+                sha256: "c0ffee".into(),
             }),
             stored: Some(StoredOutput {
                 node_name: "node-0".into(),
@@ -107,8 +112,10 @@ mod tests {
         assert_eq!(truncation(&status(false)), None);
         assert_eq!(
             truncation(&status(true)).unwrap(),
-            "truncated: 1,024 bytes of text stand for 10,485,760 bytes of output; \
-             every byte is kept on node node-0 in spool directory u-1"
+            "cut: these 1,024 bytes of text stand for 10,485,760 bytes of output\n\
+             kept on node node-0: <spool>/u-1/stdout, sha256 c0ffee\n\
+             <spool> is the directory of that node's agent (--spool; nodeAgent.spool.hostPath of the chart, \
+             /var/lib/fairlead by default)"
         );
     }
 
@@ -117,19 +124,20 @@ mod tests {
         let mut status = ToolExecutionStatus::default();
         assert_eq!(
             missing("tx", &status),
-            "tx has not started yet: there is no output"
+            "tx has not started yet, and has no output; see: kubectl get tx tx --watch"
         );
         status.phase = Some(ExecutionPhase::Running);
         assert_eq!(
             missing("tx", &status),
-            "tx is Running: its output is written when it ends"
+            "tx is Running: its output is written when it ends; see: kubectl get tx tx --watch"
         );
         status.phase = Some(ExecutionPhase::Denied);
         status.reason = Some("INVALID_ARGUMENT".into());
         status.message = Some("/path: expected a string".into());
         assert_eq!(
             missing("tx", &status),
-            "tx ended Denied (INVALID_ARGUMENT) without output: /path: expected a string"
+            "tx ended Denied (INVALID_ARGUMENT) without output: /path: expected a string; \
+             see: kubectl describe tx tx"
         );
     }
 }

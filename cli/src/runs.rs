@@ -3,8 +3,9 @@
 use crate::args::{ObjectForm, Runs, TableForm};
 use crate::connect::Target;
 use crate::exit::Exit;
+use crate::models::Models;
 use crate::runs_table::{self, Look};
-use crate::text::{self, Paint};
+use crate::text::{self, Cell, Columns, Paint};
 use anyhow::{Context, Result};
 use fairlead_crds::AgentRun;
 use fairlead_crds::values::Time;
@@ -41,13 +42,15 @@ pub async fn run(target: &Target, options: &Runs) -> Result<Exit> {
             if runs.is_empty() {
                 eprintln!("no runs in {}", place(target, options));
             } else {
-                print(&joined(&runs_table::lines(&runs, look, Time::now())))?;
+                let mut models = Models::default();
+                if look.wide {
+                    models.learn(target, &runs).await;
+                }
+                print(&joined(&runs_table::lines(&runs, look, &models, Time::now())))?;
             }
         }
-        None if std::io::stdout().is_terminal() => {
-            follow_on_terminal(&api, options, look, &place(target, options)).await?
-        }
-        None => follow_as_lines(&api, options, look).await?,
+        None if std::io::stdout().is_terminal() => follow_on_terminal(target, &api, options, look).await?,
+        None => follow_as_lines(target, &api, options, look).await?,
     }
     Ok(Exit::Success)
 }
@@ -82,21 +85,87 @@ async fn list(api: &Api<DynamicObject>, options: &Runs) -> Result<ObjectList<Dyn
     Ok(runs)
 }
 
-/// One line for each change, as `kubectl get --watch` does.
-async fn follow_as_lines(api: &Api<DynamicObject>, options: &Runs, look: Look) -> Result<()> {
+/// A table of what is there, then one line for each change, as `kubectl get --watch` does.
+async fn follow_as_lines(
+    target: &Target,
+    api: &Api<DynamicObject>,
+    options: &Runs,
+    look: Look,
+) -> Result<()> {
     let mut events = std::pin::pin!(events(api, options));
+    let mut lines = Lines::new(look);
+    let mut models = Models::default();
     while let Some(event) = events.try_next().await? {
-        if let Event::Apply(run) | Event::InitApply(run) = event {
-            print(&format!("{}\n", runs_table::line(&run, look, Time::now())))?;
+        let Some(news) = lines.absorb(event) else {
+            continue;
+        };
+        if look.wide {
+            models.learn(target, &news).await;
         }
+        print(&lines.text(&runs_table::rows(&news, look, &models, Time::now())))?;
     }
     Ok(())
 }
 
+/// A table that grows by lines.
+struct Lines {
+    look: Look,
+    columns: Columns,
+    headed: bool,
+    /// Of the list that is being read.
+    listed: Vec<DynamicObject>,
+    /// UID and version of what was shown: a list that is read again, after a lost connection, shows what is new in it.
+    shown: BTreeMap<String, Option<String>>,
+}
+
+impl Lines {
+    fn new(look: Look) -> Self {
+        Self {
+            look,
+            columns: runs_table::columns(look),
+            headed: false,
+            listed: Vec::new(),
+            shown: BTreeMap::new(),
+        }
+    }
+
+    /// What is to be shown now: a whole list, or what changed.
+    fn absorb(&mut self, event: Event<DynamicObject>) -> Option<Vec<DynamicObject>> {
+        match event {
+            Event::Init => self.listed.clear(),
+            Event::InitApply(run) if self.is_new(&run) => self.listed.push(run),
+            Event::InitDone => return Some(std::mem::take(&mut self.listed)),
+            Event::Apply(run) if self.is_new(&run) => return Some(vec![run]),
+            _ => {}
+        }
+        None
+    }
+
+    fn is_new(&mut self, run: &DynamicObject) -> bool {
+        let uid = run.metadata.uid.clone().unwrap_or_default();
+        let version = run.metadata.resource_version.clone();
+        self.shown.insert(uid, version.clone()) != Some(version)
+    }
+
+    fn text(&mut self, rows: &[Vec<Cell>]) -> String {
+        self.columns.fit(rows);
+        let head = (!std::mem::replace(&mut self.headed, true)).then(|| self.columns.head());
+        let rows = rows.iter().map(|row| self.columns.line(row, self.look.paint));
+        joined(&head.into_iter().chain(rows).collect::<Vec<_>>())
+    }
+}
+
 /// The whole table, drawn again at each change.
-async fn follow_on_terminal(api: &Api<DynamicObject>, options: &Runs, look: Look, place: &str) -> Result<()> {
+async fn follow_on_terminal(
+    target: &Target,
+    api: &Api<DynamicObject>,
+    options: &Runs,
+    look: Look,
+) -> Result<()> {
+    let place = place(target, options);
     let mut events = std::pin::pin!(events(api, options));
     let mut runs = BTreeMap::new();
+    let mut models = Models::default();
     let mut tick = tokio::time::interval(TICK);
     let mut complete = false;
     loop {
@@ -107,7 +176,11 @@ async fn follow_on_terminal(api: &Api<DynamicObject>, options: &Runs, look: Look
             },
             _ = tick.tick() => if complete {
                 let all: Vec<DynamicObject> = runs.values().cloned().collect();
-                print(&screen(runs_table::lines(&all, look, Time::now()), height(), place))?;
+                if look.wide {
+                    models.learn(target, &all).await;
+                }
+                let lines = runs_table::lines(&all, look, &models, Time::now());
+                print(&screen(lines, height(), &place))?;
             },
         }
     }
@@ -180,6 +253,50 @@ fn print(text: &str) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn run(name: &str, version: &str, phase: &str) -> DynamicObject {
+        serde_json::from_value(serde_json::json!({
+            "apiVersion": "fairlead.dev/v1alpha1", "kind": "AgentRun",
+            "metadata": {"name": name, "uid": name, "resourceVersion": version},
+            "spec": {"input": "go", "model": {"providerRef": {"name": "main"}}},
+            "status": {"phase": phase},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn lines_have_one_head_and_columns_and_show_each_version_once() {
+        let look = Look {
+            wide: false,
+            namespaces: false,
+            paint: Paint::OFF,
+        };
+        let mut lines = Lines::new(look);
+        let mut said = String::new();
+        for event in [
+            Event::Init,
+            Event::InitApply(run("a", "1", "Running")),
+            Event::InitDone,
+            Event::Apply(run("a", "2", "WaitingForTools")),
+            Event::Init,
+            Event::InitApply(run("a", "2", "WaitingForTools")),
+            Event::InitDone,
+        ] {
+            if let Some(news) = lines.absorb(event) {
+                let rows = runs_table::rows(&news, look, &Models::default(), Time::now());
+                said.push_str(&lines.text(&rows));
+            }
+        }
+        let said: Vec<&str> = said.lines().collect();
+        assert_eq!(
+            said,
+            [
+                "NAME               PHASE             REASON             TURNS   TOOLS   AGE",
+                "a                  Running           -                  0       0       -",
+                "a                  WaitingForTools   -                  0       0       -",
+            ]
+        );
+    }
 
     #[test]
     fn a_screen_holds_no_more_lines_than_the_terminal() {

@@ -1,12 +1,11 @@
 //! The table of runs, from the objects to lines.
 
-use crate::text::{self, Paint, Tone};
+use crate::models::Models;
+use crate::text::{self, Cell, Columns, Paint, Tone};
 use fairlead_crds::conditions::{find, kind};
 use fairlead_crds::values::Time;
 use fairlead_crds::{AgentRun, RunPhase};
 use kube::core::DynamicObject;
-
-type Cell = (String, Option<Tone>);
 
 /// What the table looks like.
 #[derive(Clone, Copy, Debug)]
@@ -19,8 +18,35 @@ pub struct Look {
     pub paint: Paint,
 }
 
-/// The table as lines, the newest run first. A run that this version cannot read gets a line that says so.
-pub fn lines(runs: &[DynamicObject], look: Look, now: Time) -> Vec<String> {
+/// The table as lines, the newest run first.
+pub fn lines(runs: &[DynamicObject], look: Look, models: &Models, now: Time) -> Vec<String> {
+    text::table(&heads(look), &rows(runs, look, models, now), look.paint)
+}
+
+/// Columns for rows that come one by one, wide enough for most of them.
+pub fn columns(look: Look) -> Columns {
+    let mut columns = Columns::new(&heads(look));
+    columns.at_least("NAME", 16);
+    for phase in RunPhase::ALL {
+        columns.at_least("PHASE", phase.as_str().len());
+    }
+    columns.at_least("REASON", "DeadlineExceeded".len());
+    columns
+}
+
+fn heads(look: Look) -> Vec<&'static str> {
+    let mut heads = vec!["NAME", "PHASE", "REASON", "TURNS", "TOOLS", "AGE"];
+    if look.namespaces {
+        heads.insert(0, "NAMESPACE");
+    }
+    if look.wide {
+        heads.extend(["TOKENS", "MODEL", "PROVIDER", "TOOK", "LAST-MOVE"]);
+    }
+    heads
+}
+
+/// A row for each run, the newest first. A run that this version cannot read gets a row that says so.
+pub fn rows(runs: &[DynamicObject], look: Look, models: &Models, now: Time) -> Vec<Vec<Cell>> {
     let mut sorted: Vec<&DynamicObject> = runs.iter().collect();
     sorted.sort_by_key(|run| {
         (
@@ -29,32 +55,17 @@ pub fn lines(runs: &[DynamicObject], look: Look, now: Time) -> Vec<String> {
             run.metadata.name.clone(),
         )
     });
-    let mut heads = vec!["NAME", "PHASE", "REASON", "TURNS", "TOOLS", "AGE"];
-    if look.namespaces {
-        heads.insert(0, "NAMESPACE");
-    }
-    if look.wide {
-        heads.extend(["TOKENS", "MODEL", "PROVIDER", "TOOK", "LAST-MOVE"]);
-    }
-    let rows: Vec<Vec<Cell>> = sorted.into_iter().map(|run| row(run, look, now)).collect();
-    text::table(&heads, &rows, look.paint)
-}
-
-/// One line on a run, for output that is not a terminal.
-pub fn line(run: &DynamicObject, look: Look, now: Time) -> String {
-    let cells = row(run, look, now);
-    cells
+    sorted
         .into_iter()
-        .map(|(text, _)| text)
-        .collect::<Vec<_>>()
-        .join("   ")
+        .map(|run| row(run, look, models, now))
+        .collect()
 }
 
 fn created(run: &DynamicObject) -> Option<Time> {
     run.metadata.creation_timestamp.as_ref().map(|time| time.0)
 }
 
-fn row(object: &DynamicObject, look: Look, now: Time) -> Vec<Cell> {
+fn row(object: &DynamicObject, look: Look, models: &Models, now: Time) -> Vec<Cell> {
     let plain = |text: String| (text, None);
     let name = object.metadata.name.clone().unwrap_or_default();
     let age = created(object).map_or_else(|| "-".to_owned(), |at| text::age(seconds(at, now)));
@@ -74,7 +85,7 @@ fn row(object: &DynamicObject, look: Look, now: Time) -> Vec<Cell> {
             cells.push(plain(status.tool_calls.to_string()));
             cells.push(plain(age));
             if look.wide {
-                cells.extend(wide(&run, now).map(plain));
+                cells.extend(wide(&run, models, now).map(plain));
             }
         }
         Err(error) => cells.push((format!("unreadable: {error}"), Some(Tone::Bad))),
@@ -82,7 +93,7 @@ fn row(object: &DynamicObject, look: Look, now: Time) -> Vec<Cell> {
     cells
 }
 
-fn wide(run: &AgentRun, now: Time) -> [String; 5] {
+fn wide(run: &AgentRun, models: &Models, now: Time) -> [String; 5] {
     let status = run.status.clone().unwrap_or_default();
     let none = || "-".to_owned();
     let created = run.metadata.creation_timestamp.as_ref().map(|time| time.0);
@@ -94,7 +105,7 @@ fn wide(run: &AgentRun, now: Time) -> [String; 5] {
         status
             .usage
             .map_or_else(none, |usage| text::grouped(usage.total_tokens)),
-        run.spec.model.name.clone().unwrap_or_else(none),
+        models.of(run).unwrap_or_else(none),
         run.spec.model.provider_ref.name.clone(),
         took,
         status
@@ -152,7 +163,7 @@ mod tests {
             run("new", "2026-01-01T00:09:30Z", json!({})),
         ];
         assert_eq!(
-            lines(&runs, LOOK, now()),
+            lines(&runs, LOOK, &Models::default(), now()),
             [
                 "NAME   PHASE       REASON     TURNS   TOOLS   AGE",
                 "new    Pending     -          0       0       30s",
@@ -164,18 +175,19 @@ mod tests {
     #[test]
     fn the_wide_table_has_tokens_model_and_times() {
         let status = json!({"phase": "Running", "startTime": "2026-01-01T00:09:30.250Z",
-            "lastActivityTime": "2026-01-01T00:09:59Z", "usage": {"totalTokens": 12345}});
+            "lastActivityTime": "2026-01-01T00:09:59Z", "usage": {"totalTokens": 12345}, "currentTurn": "r-t2"});
         let runs = [run("r", "2026-01-01T00:09:30Z", status)];
+        let models = Models::with("team-a", "r-t2", "m-large");
         let look = Look {
             wide: true,
             namespaces: true,
             ..LOOK
         };
         assert_eq!(
-            lines(&runs, look, now()),
+            lines(&runs, look, &models, now()),
             [
-                "NAMESPACE   NAME   PHASE     REASON   TURNS   TOOLS   AGE   TOKENS   MODEL   PROVIDER   TOOK   LAST-MOVE",
-                "team-a      r      Running   -        0       0       30s   12,345   -       main       -      1s",
+                "NAMESPACE   NAME   PHASE     REASON   TURNS   TOOLS   AGE   TOKENS   MODEL     PROVIDER   TOOK   LAST-MOVE",
+                "team-a      r      Running   -        0       0       30s   12,345   m-large   main       -      1s",
             ]
         );
     }
@@ -186,7 +198,7 @@ mod tests {
             run("bad", "2026-01-01T00:09:59Z", json!({"turns": "many"})),
             run("good", "2026-01-01T00:00:00Z", json!({})),
         ];
-        let lines = lines(&runs, LOOK, now());
+        let lines = lines(&runs, LOOK, &Models::default(), now());
         assert!(lines[1].starts_with("bad    unreadable: "), "{lines:?}");
         assert!(lines[2].starts_with("good   Pending"), "{lines:?}");
     }

@@ -9,6 +9,7 @@ use fairlead_crds::values::Time;
 use fairlead_crds::{
     AgentRun, AgentTurn, ExecutionPhase, RunPhase, ToolExecution, ToolExecutionStatus, TurnPhase,
 };
+use jiff::SignedDuration;
 use std::collections::{BTreeMap, HashSet};
 
 /// What is known of a run, and what was said.
@@ -18,6 +19,8 @@ pub struct Story {
     turns: BTreeMap<(i64, i64), AgentTurn>,
     executions: BTreeMap<String, ToolExecution>,
     said: HashSet<String>,
+    /// The latest time that was said, in hundredths of a second.
+    clock: i64,
 }
 
 impl Story {
@@ -28,6 +31,7 @@ impl Story {
             turns: BTreeMap::new(),
             executions: BTreeMap::new(),
             said: HashSet::new(),
+            clock: 0,
         }
     }
 
@@ -73,7 +77,7 @@ impl Story {
                     self.executions
                         .values()
                         .filter(of_turn)
-                        .flat_map(story_facts::of_execution),
+                        .flat_map(|tx| story_facts::of_execution(tx, completed(turn))),
                 );
             }
         }
@@ -113,17 +117,49 @@ impl Story {
         })
     }
 
-    /// Seconds and tenths from the run's creation to `at`. Creation is known to the second only.
-    pub fn elapsed(&self, at: Option<Time>) -> String {
-        let start = self.run.metadata.creation_timestamp.as_ref().map(|time| time.0);
-        match (start, at) {
-            (Some(start), Some(at)) => {
-                let tenths = (at.as_millisecond() - start.as_millisecond()).max(0) / 100;
-                format!("{}.{} s", text::grouped(tenths / 10), tenths % 10)
-            }
-            _ => String::new(),
+    /// Seconds and hundredths from the beginning of the run to `at`, never less than what was given before: the parts'
+    /// clocks differ, and some times are known to the second only.
+    pub fn clock(&mut self, at: Option<Time>) -> String {
+        self.clock = self.hundredths(at).max(self.clock);
+        seconds(self.clock)
+    }
+
+    /// As [`Story::clock`], for something that is not said for good.
+    pub fn clock_at(&self, now: Time) -> String {
+        seconds(self.hundredths(Some(now)).max(self.clock))
+    }
+
+    fn hundredths(&self, at: Option<Time>) -> i64 {
+        match (self.began(), at) {
+            (Some(start), Some(at)) => (at.as_millisecond() - start.as_millisecond()).max(0) / 10,
+            _ => 0,
         }
     }
+
+    /// When the run began. Its creation is known to the second only. It was taken up after that, and usually at once, so
+    /// that is a better beginning as long as it lies within that second.
+    fn began(&self) -> Option<Time> {
+        const REST_OF_SECOND: SignedDuration = SignedDuration::from_millis(999);
+        let created = self.run.metadata.creation_timestamp.as_ref().map(|time| time.0);
+        let asked = || {
+            let (_, first) = self.turns.first_key_value()?;
+            first.status.as_ref()?.start_time
+        };
+        let taken_up = self.run.status.as_ref().and_then(|status| status.start_time);
+        let latest = created.and_then(|created| created.checked_add(REST_OF_SECOND).ok());
+        match (taken_up.or_else(asked), latest) {
+            (Some(taken_up), Some(latest)) => Some(taken_up.min(latest)),
+            _ => created,
+        }
+    }
+}
+
+fn seconds(hundredths: i64) -> String {
+    format!("{}.{:02} s", hundredths / 100, hundredths % 100)
+}
+
+fn completed(turn: &AgentTurn) -> Option<Time> {
+    turn.status.as_ref().and_then(|status| status.completion_time)
 }
 
 fn live(execution: &ToolExecution, now: Time) -> Option<String> {

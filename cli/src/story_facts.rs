@@ -190,8 +190,9 @@ fn without<'a>(reason: &str, text: &'a str) -> &'a str {
         .unwrap_or(text)
 }
 
-/// That an execution waits, runs, was left behind by its run, has ended.
-pub fn of_execution(execution: &ToolExecution) -> Vec<Fact> {
+/// That an execution waits, runs, was left behind by its run, has ended. `called` is when its turn was completed: what
+/// is known to the second only is not before that.
+pub fn of_execution(execution: &ToolExecution, called: Option<Time>) -> Vec<Fact> {
     let none = ToolExecutionStatus::default();
     let status = execution.status.as_ref().unwrap_or(&none);
     let name = execution.metadata.name.clone().unwrap_or_default();
@@ -203,7 +204,7 @@ pub fn of_execution(execution: &ToolExecution) -> Vec<Fact> {
         let at = execution.metadata.creation_timestamp.as_ref().map(|time| time.0);
         facts.push(fact(
             key("queued"),
-            at,
+            at.max(called),
             Some(Tone::Faint),
             format!("  {tool} waits ({reason}) {name}"),
         ));
@@ -220,6 +221,7 @@ pub fn of_execution(execution: &ToolExecution) -> Vec<Fact> {
     if is_true(&status.conditions, kind::BACKGROUNDED) {
         let at =
             find(&status.conditions, kind::BACKGROUNDED).map(|condition| condition.last_transition_time.0);
+        let at = at.max(status.start_time).max(called);
         let line = format!("  {tool} goes on in the background, the model gets its handle {name}");
         facts.push(fact(key("backgrounded"), at, Some(Tone::Active), line));
     }

@@ -21,6 +21,8 @@ use std::time::Duration;
 /// Between two looks at what is in progress: on a terminal, and as lines.
 const TICK_TERMINAL: Duration = Duration::from_secs(1);
 const TICK_LINES: Duration = Duration::from_secs(10);
+/// Characters of the column with the time: enough for `86400.00 s`, a day.
+const WIDTH: usize = 10;
 
 /// A snapshot, or its end.
 enum Seen {
@@ -50,7 +52,7 @@ pub async fn run(target: &Target, options: &Watch) -> Result<Exit> {
     }
     catch_up(target, &mut story).await?;
     teller.tell(&mut story);
-    teller.end(&story);
+    teller.end(&mut story);
     answer(&story, options)?;
     Ok(match story.phase() {
         RunPhase::Succeeded => Exit::Success,
@@ -227,6 +229,8 @@ struct Teller {
     terminal: bool,
     /// Whether the last line is one of progress, to be written over.
     transient: bool,
+    /// Whether the line of the heads was said, which only stands in what is not a terminal.
+    headed: bool,
 }
 
 impl Teller {
@@ -236,6 +240,7 @@ impl Teller {
             paint: Paint::for_stream(&stderr),
             terminal: stderr.is_terminal(),
             transient: false,
+            headed: false,
         }
     }
 
@@ -245,9 +250,8 @@ impl Teller {
 
     fn tell(&mut self, story: &mut Story) {
         for Fact { at, tone, line, .. } in story.news() {
-            self.clear();
-            let line = tone.map_or_else(|| line.clone(), |tone| self.paint.tone(tone, &line));
-            eprintln!("{:>8}  {line}", story.elapsed(at));
+            let clock = story.clock(at);
+            self.say(&clock, tone, &line);
         }
     }
 
@@ -256,34 +260,48 @@ impl Teller {
         let Some(text) = story.in_progress(now) else {
             return;
         };
-        let line = self.paint.tone(
-            text::Tone::Faint,
-            &format!("{:>8}  … {text}", story.elapsed(Some(now))),
-        );
-        self.clear();
+        let text = format!("… {text}");
         if self.terminal {
-            eprint!("{line}");
+            let line = format!("{:>WIDTH$}  {text}", story.clock_at(now));
+            self.clear();
+            say(&self.paint.tone(text::Tone::Faint, &line));
             self.transient = true;
         } else {
-            eprintln!("{line}");
+            // By our clock, which is not that of the lines around it; the text says since when.
+            self.say("", Some(text::Tone::Faint), &text);
         }
     }
 
-    fn end(&mut self, story: &Story) {
-        self.clear();
+    fn end(&mut self, story: &mut Story) {
         let (line, tone) = story_facts::end_of_run(story.run());
-        let line = tone.map_or_else(|| line.clone(), |tone| self.paint.tone(tone, &line));
         let at = story
             .run()
             .status
             .as_ref()
             .and_then(|status| status.completion_time);
-        eprintln!("{:>8}  {line}", story.elapsed(at));
+        let clock = story.clock(at);
+        self.say(&clock, tone, &line);
+    }
+
+    fn say(&mut self, clock: &str, tone: Option<text::Tone>, line: &str) {
+        self.clear();
+        if !self.terminal && !std::mem::replace(&mut self.headed, true) {
+            say(&format!("{:>WIDTH$}  WHAT\n", "TIME"));
+        }
+        let line = line.replace('\n', &format!("\n{:WIDTH$}  ", ""));
+        let line = tone.map_or_else(|| line.clone(), |tone| self.paint.tone(tone, &line));
+        say(&format!("{clock:>WIDTH$}  {line}\n"));
     }
 
     fn clear(&mut self) {
         if std::mem::take(&mut self.transient) {
-            eprint!("\r\u{1b}[K");
+            say("\r\u{1b}[K");
         }
     }
+}
+
+/// Says something on standard error. Whoever closed it, such as `head`, has seen enough; the answer is still wanted.
+fn say(text: &str) {
+    let mut stderr = std::io::stderr().lock();
+    let _ = stderr.write_all(text.as_bytes()).and_then(|()| stderr.flush());
 }

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::OnceLock;
 use std::time::Duration;
+use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
 use xtask::install;
 use xtask::programs::{Profile, Programs};
@@ -123,6 +124,7 @@ async fn a_run_is_followed_from_before_it_exists_to_its_answer() {
         "{story}"
     );
     let told = [
+        "      TIME  WHAT\n",
         "turn 1 makes 1 call in 40 ms",
         "call word {\"n\":1} → one-1-x",
         "word Succeeded",
@@ -208,7 +210,9 @@ async fn output_is_printed_byte_for_byte() {
     let whole = ended(&mut command(&config, &namespace, &["output", "own"])).await;
     assert_eq!((whole.code, whole.out.as_str()), (Some(0), text), "{}", whole.err);
     assert!(
-        whole.err.contains("1,000,000 bytes") && whole.err.contains("node n-2"),
+        ["1,000,000 bytes", "node n-2", "/u-1/stdout", &"0".repeat(64)]
+            .iter()
+            .all(|part| whole.err.contains(part)),
         "{}",
         whole.err
     );
@@ -223,14 +227,15 @@ async fn runs_are_listed_in_every_form() {
     let run = e2e::create(&e2e::admin().await, &namespace, &e2e::run("listed"))
         .await
         .unwrap();
-    e2e::merge_status(
-        &e2e::operator().await,
-        &namespace,
-        &run,
-        &end_of_run("Succeeded", "Answered"),
-    )
-    .await
-    .unwrap();
+    let operator = e2e::operator().await;
+    e2e::create(&operator, &namespace, &e2e::turn("listed-t2", &run))
+        .await
+        .unwrap();
+    let mut status = end_of_run("Succeeded", "Answered");
+    status["currentTurn"] = json!("listed-t2");
+    e2e::merge_status(&operator, &namespace, &run, &status)
+        .await
+        .unwrap();
     let table = ended(&mut command(&config, &namespace, &["runs", "--once"])).await;
     assert_eq!(table.code, Some(0), "{}", table.err);
     assert!(
@@ -244,9 +249,16 @@ async fn runs_are_listed_in_every_form() {
         &["runs", "--once", "--output", "wide"],
     ))
     .await;
-    assert!(
-        wide.out.contains("PROVIDER") && wide.out.contains("script"),
-        "{}",
+    let cells: Vec<Vec<&str>> = wide
+        .out
+        .lines()
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    assert_eq!(&cells[0][6..9], ["TOKENS", "MODEL", "PROVIDER"], "{}", wide.out);
+    assert_eq!(
+        &cells[1][7..9],
+        ["m", "script"],
+        "the run names no model: {}",
         wide.out
     );
     let json = ended(&mut command(&config, &namespace, &["runs", "--output", "json"])).await;
@@ -258,6 +270,32 @@ async fn runs_are_listed_in_every_form() {
     assert_eq!(list["items"][0]["kind"], "AgentRun", "{list}");
     let yaml = ended(&mut command(&config, &namespace, &["runs", "--output", "yaml"])).await;
     assert!(yaml.out.contains("name: listed"), "{}", yaml.out);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn runs_in_a_pipe_are_a_table_that_grows() {
+    let namespace = e2e::namespace("cli-pipe").await;
+    let config = kubeconfig(&namespace, "view").await;
+    let admin = e2e::admin().await;
+    e2e::create(&admin, &namespace, &e2e::run("first")).await.unwrap();
+    let mut child = command(&config, &namespace, &["runs"]).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut next = async || {
+        let line = tokio::time::timeout(Duration::from_secs(60), lines.next_line());
+        line.await.expect("a line comes").unwrap().expect("it goes on")
+    };
+    let mut said = vec![next().await, next().await];
+    e2e::create(&admin, &namespace, &e2e::run("second"))
+        .await
+        .unwrap();
+    said.push(next().await);
+    let phase = said[0].find("PHASE").unwrap();
+    for (line, name) in said[1..].iter().zip(["first", "second"]) {
+        assert!(line.starts_with(name), "{said:#?}");
+        assert_eq!(line.find("Pending"), Some(phase), "{said:#?}");
+        assert!(!line.contains('\u{1b}'), "{said:#?}");
+    }
+    child.kill().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -36,7 +36,7 @@ fn execution(name: &str, status: serde_json::Value) -> ToolExecution {
 fn said(story: &mut Story) -> Vec<String> {
     let news = story.news();
     news.into_iter()
-        .map(|fact| format!("{} {}", story.elapsed(fact.at), fact.line))
+        .map(|fact| format!("{} {}", story.clock(fact.at), fact.line))
         .collect()
 }
 
@@ -66,13 +66,13 @@ fn a_finished_run_is_told_in_the_order_in_which_it_happened() {
     assert_eq!(
         said(&mut story),
         [
-            "0.0 s run    \"What kernel is this?…\" by provider main",
-            "0.1 s turn 1 asks m of provider main",
-            "0.2 s turn 1 makes 1 call in 52 ms: \"Looking.\"",
-            "0.2 s   call shell {\"command\":\"uname -r\"} → triage-1-aa",
-            "1.3 s   shell Succeeded: exit 0, 1.0 s, 5 bytes of output, on node-0",
-            "1.3 s turn 2 asks m of provider main",
-            "1.4 s turn 2 answers in 60 ms",
+            "0.00 s run    \"What kernel is this?…\" by provider main",
+            "0.00 s turn 1 asks m of provider main",
+            "0.10 s turn 1 makes 1 call in 52 ms: \"Looking.\"",
+            "0.10 s   call shell {\"command\":\"uname -r\"} → triage-1-aa",
+            "1.23 s   shell Succeeded: exit 0, 1.0 s, 5 bytes of output, on node-0",
+            "1.24 s turn 2 asks m of provider main",
+            "1.30 s turn 2 answers in 60 ms",
         ]
     );
     assert_eq!(said(&mut story), Vec::<String>::new(), "each line is said once");
@@ -87,7 +87,7 @@ fn a_live_run_is_told_piece_by_piece() {
     assert_eq!(said(&mut story).len(), 2);
     let running = json!({"phase": "Running", "nodeName": "node-0", "startTime": "2026-01-01T00:00:00.300Z"});
     story.see_execution(execution("triage-1-aa", running));
-    assert_eq!(said(&mut story), ["0.3 s   shell runs on node-0 triage-1-aa"]);
+    assert_eq!(said(&mut story), ["0.20 s   shell runs on node-0 triage-1-aa"]);
     let now = "2026-01-01T00:01:30Z".parse().unwrap();
     assert_eq!(story.in_progress(now).unwrap(), "shell runs for 90s");
     story.see_execution(execution("triage-1-aa", end_of_shell()));
@@ -153,5 +153,37 @@ fn the_end_names_the_reason_of_a_failure() {
         line,
         "run    Failed: 1 turn, 0 tool calls, 1,200 tokens\n       \
          ScriptExhausted: no step of the script matches turn 2"
+    );
+}
+
+#[test]
+fn the_clock_starts_when_the_run_was_taken_up_and_never_runs_backwards() {
+    let mut story = Story::new(run(json!({"startTime": "2026-01-01T00:00:00.900Z"})));
+    let at = |text: &str| Some(format!("2026-01-01T00:00:{text}Z").parse().unwrap());
+    assert_eq!(story.clock(at("00")), "0.00 s", "created before it was taken up");
+    assert_eq!(story.clock(at("02.100")), "1.20 s");
+    assert_eq!(story.clock(at("02")), "1.20 s", "known to the second only");
+    assert_eq!(story.clock(None), "1.20 s");
+    assert_eq!(story.clock_at(at("01").unwrap()), "1.20 s");
+    assert_eq!(story.clock(at("03.400")), "2.50 s");
+
+    let mut late = Story::new(run(json!({"startTime": "2026-01-01T00:00:30Z"})));
+    assert_eq!(
+        late.clock(at("30.999")),
+        "30.00 s",
+        "that nobody took it up counts"
+    );
+}
+
+#[test]
+fn a_call_that_waits_is_said_after_the_call_was_made() {
+    let mut story = Story::new(run(json!({})));
+    story.see_turn(turn(1, 1, call_of_turn_one()));
+    let waits = json!({"phase": "Queued", "reason": "NoReadyNode"});
+    story.see_execution(execution("triage-1-aa", waits));
+    let lines = said(&mut story);
+    assert_eq!(
+        lines.last().unwrap(),
+        "0.10 s   shell waits (NoReadyNode) triage-1-aa"
     );
 }

@@ -4,7 +4,7 @@ mod paint;
 mod table;
 
 pub use paint::{Paint, Tone};
-pub use table::table;
+pub use table::{Cell, Columns, table};
 
 use crate::args::ObjectForm;
 use anyhow::{Context, Result};

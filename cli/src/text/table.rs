@@ -2,31 +2,73 @@
 
 use super::{Paint, Tone};
 
-/// Lays out `rows` below `heads`. Each cell may have a tone; widths count characters, not the colour codes.
-pub fn table(heads: &[&str], rows: &[Vec<(String, Option<Tone>)>], paint: Paint) -> Vec<String> {
-    let width = |column: usize| {
-        let cells = rows
-            .iter()
-            .filter_map(|row| row.get(column))
-            .map(|(text, _)| text.chars().count());
-        let head = heads.get(column).map_or(0, |head| head.len());
-        cells.chain([head]).max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..heads.len()).map(width).collect();
-    let head: Vec<(String, Option<Tone>)> = heads.iter().map(|head| ((*head).to_owned(), None)).collect();
-    std::iter::once(&head)
-        .chain(rows)
-        .map(|row| line(row, &widths, paint))
-        .collect()
+/// The text of one place in a table, and its tone.
+pub type Cell = (String, Option<Tone>);
+
+/// The columns of a table, as wide as what was seen so far.
+#[derive(Clone, Debug)]
+pub struct Columns {
+    heads: Vec<&'static str>,
+    widths: Vec<usize>,
 }
 
-fn line(row: &[(String, Option<Tone>)], widths: &[usize], paint: Paint) -> String {
+impl Columns {
+    /// Columns as wide as their heads, which are plain ASCII.
+    pub fn new(heads: &[&'static str]) -> Self {
+        Self {
+            heads: heads.to_vec(),
+            widths: heads.iter().map(|head| head.len()).collect(),
+        }
+    }
+
+    /// Makes the column called `head` at least `width` characters wide.
+    pub fn at_least(&mut self, head: &str, width: usize) {
+        for (there, known) in self.heads.iter().zip(&mut self.widths) {
+            if *there == head {
+                *known = width.max(*known);
+            }
+        }
+    }
+
+    /// Makes room for `rows`. Widths count characters, not the colour codes.
+    pub fn fit(&mut self, rows: &[Vec<Cell>]) {
+        for row in rows {
+            for ((text, _), width) in row.iter().zip(&mut self.widths) {
+                *width = text.chars().count().max(*width);
+            }
+        }
+    }
+
+    /// The line of the heads.
+    pub fn head(&self) -> String {
+        let heads: Vec<Cell> = self.heads.iter().map(|head| ((*head).to_owned(), None)).collect();
+        line(&heads, &self.widths, |_, text| text.to_owned())
+    }
+
+    /// The line of a row that [`Columns::fit`] has seen.
+    pub fn line(&self, row: &[Cell], paint: Paint) -> String {
+        line(row, &self.widths, |tone, text| paint.tone(tone, text))
+    }
+}
+
+/// Lays out `rows` below `heads`.
+pub fn table(heads: &[&'static str], rows: &[Vec<Cell>], paint: Paint) -> Vec<String> {
+    let mut columns = Columns::new(heads);
+    columns.fit(rows);
+    let rows = rows.iter().map(|row| columns.line(row, paint));
+    std::iter::once(columns.head()).chain(rows).collect()
+}
+
+fn line(row: &[Cell], widths: &[usize], paint: impl Fn(Tone, &str) -> String) -> String {
     let mut text = String::new();
     for (index, (cell, tone)) in row.iter().enumerate() {
-        text.push_str(&tone.map_or_else(|| cell.clone(), |tone| paint.tone(tone, cell)));
+        text.push_str(&tone.map_or_else(|| cell.clone(), |tone| paint(tone, cell)));
         if index + 1 < row.len() {
-            let pad = widths.get(index).copied().unwrap_or(0) + 3 - cell.chars().count();
-            text.extend(std::iter::repeat_n(' ', pad));
+            let width = widths.get(index).copied().unwrap_or(0) + 3;
+            text.extend(std::iter::repeat_n(
+                ' ',
+                width.saturating_sub(cell.chars().count()),
+            ));
         }
     }
     text
