@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
     category = "fairlead",
     derive = "PartialEq",
     doc = "One round of a run: one model request and what it answered; the checkpoint.",
+    selectable = ".spec.runRef.name",
     printcolumn(name = "Run", type_ = "string", json_path = ".spec.runRef.name"),
     printcolumn(name = "Turn", type_ = "integer", json_path = ".spec.index"),
     printcolumn(name = "Attempt", type_ = "integer", json_path = ".spec.attempt"),

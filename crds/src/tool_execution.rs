@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
     derive = "PartialEq",
     doc = "One governed tool call.",
     selectable = ".spec.binding.nodeName",
+    selectable = ".spec.runRef.name",
     selectable = ".status.phase",
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(name = "Reason", type_ = "string", json_path = ".status.reason"),
@@ -248,7 +249,7 @@ pub struct ExecutionResult {
     /// Signal number, where it was ended by one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signal: Option<i32>,
-    /// Processes the kernel killed for memory (memory.events oom_kill).
+    /// Kills for memory by the kernel (memory.events oom_kill); the message of Succeeded says at whose limit.
     #[serde(default)]
     pub oom_kills: i64,
 }

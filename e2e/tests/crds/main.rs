@@ -82,6 +82,8 @@ async fn executions_can_be_selected_by_node_and_phase() {
         ("spec.binding.nodeName=".to_owned(), vec!["unbound"]),
         (format!("spec.binding.nodeName=n1,{live}"), vec!["one"]),
         ("status.phase=Succeeded".to_owned(), vec!["two"]),
+        ("spec.runRef.name=task".to_owned(), vec!["one", "three", "two"]),
+        ("spec.runRef.name=".to_owned(), vec!["unbound"]),
         (live.to_owned(), vec!["one", "three", "unbound"]),
     ] {
         let found = api.list(&ListParams::default().fields(&selector)).await.unwrap();
@@ -92,6 +94,36 @@ async fn executions_can_be_selected_by_node_and_phase() {
             .collect();
         assert_eq!(names, expected, "{selector}");
     }
+}
+
+#[tokio::test]
+async fn kubectl_finds_the_turns_and_executions_of_a_run_by_its_name() {
+    let namespace = namespace("of-run").await;
+    let operator = operator().await;
+    for name in ["task", "other"] {
+        let run = create(&admin().await, &namespace, &run(name)).await.unwrap();
+        let turn = turn(&format!("{name}-t1"), &run);
+        create(&operator, &namespace, &turn).await.unwrap();
+        let call = run_execution(&format!("{name}-1"), &run, "n1");
+        create(&operator, &namespace, &call).await.unwrap();
+    }
+    let of_run = [
+        "get",
+        "turns,tx",
+        "--field-selector=spec.runRef.name=task",
+        "--output=name",
+        "--namespace",
+        &namespace,
+    ];
+    let found = cluster().cluster().kubectl(&of_run).unwrap();
+    let found: Vec<&str> = found.lines().collect();
+    assert_eq!(
+        found,
+        [
+            "agentturn.fairlead.dev/task-t1",
+            "toolexecution.fairlead.dev/task-1"
+        ]
+    );
 }
 
 /// Makes one ended object of each kind.
