@@ -4,11 +4,17 @@
 
 use fairlead_crds::{AgentRun, ExecutionPhase, RunPhase};
 use fairlead_e2e::fleet::*;
-use fairlead_e2e::{namespace, wait_for};
+use fairlead_e2e::{admin, namespace, wait_for};
+use fairlead_supervisor::slot::parse_attempt_name;
 use futures::{StreamExt, TryStreamExt};
 use kube::api::{DeleteParams, ListParams};
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{Config, Event, watcher};
 use serde_json::json;
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::time::{Duration, Instant};
 
 const RUNS: usize = 200;
@@ -72,29 +78,94 @@ async fn all_at_once(ns: &str) -> Vec<String> {
     names
 }
 
+/// Waits until a watch has shown the end of all runs, and gives them.
 async fn all_ended(ns: &str) -> Vec<AgentRun> {
-    let api = runs(ns).await;
-    wait_for("all runs to end", Duration::from_secs(180), || async {
-        let list = api
-            .list(&ListParams::default())
-            .await
-            .map_err(|e| e.to_string())?;
-        let phases = list
-            .items
-            .iter()
-            .filter_map(|r| r.status.as_ref().and_then(|s| s.phase));
-        let count = phases.filter(|p| p.is_terminal()).count();
-        if count == RUNS {
-            Ok(list.items)
-        } else {
-            Err(format!("{count} of {RUNS} have ended"))
+    let mut ended = BTreeMap::new();
+    let mut seen = pin!(watcher(runs(ns).await, Config::default()).default_backoff());
+    let limit = Instant::now() + Duration::from_secs(300);
+    while ended.len() < RUNS {
+        let event = tokio::time::timeout_at(limit.into(), seen.next()).await;
+        let event = event.unwrap_or_else(|_| panic!("{} of {RUNS} runs have ended", ended.len()));
+        // What a broken watch missed is listed by the next one.
+        if let Some(Ok(Event::Apply(run) | Event::InitApply(run))) = event {
+            let phase = run.status.as_ref().and_then(|s| s.phase);
+            if phase.is_some_and(RunPhase::is_terminal) {
+                ended.insert(run.metadata.name.clone(), run);
+            }
         }
-    })
-    .await
+    }
+    ended.into_values().collect()
 }
 
-/// Deletes the runs and waits until nothing of them is left: no object, no byte, no slot.
-async fn delete_all(ns: &str, names: &[String], uids: &[String]) {
+/// A process: proc_pid_status(5).
+struct Process {
+    parent: u32,
+    users: Vec<u32>,
+    shown: String,
+}
+
+fn processes() -> BTreeMap<u32, Process> {
+    let list = std::fs::read_dir("/proc").unwrap();
+    let pids = list.filter_map(|e| e.unwrap().file_name().to_string_lossy().parse::<u32>().ok());
+    pids.filter_map(|pid| {
+        // One that cannot be read has just gone.
+        let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        let line = |key: &str| text.lines().find_map(|l| l.strip_prefix(key)).map(str::trim);
+        let process = Process {
+            parent: line("PPid:")?.parse().ok()?,
+            users: line("Uid:")?
+                .split_whitespace()
+                .filter_map(|id| id.parse().ok())
+                .collect(),
+            shown: format!("process {pid} {} {}", line("Name:")?, line("State:")?),
+        };
+        Some((pid, process))
+    })
+    .collect()
+}
+
+/// Node 0 as it is seen from outside.
+struct Node {
+    spool: PathBuf,
+    users: RangeInclusive<u32>,
+    supervisor: u32,
+}
+
+impl Node {
+    fn look() -> Self {
+        let stack = fleet(1);
+        Self {
+            spool: stack.spool(0),
+            users: stack.users(0).unwrap(),
+            supervisor: stack.process(&node(0)).unwrap().unwrap().pid,
+        }
+    }
+
+    /// What is left of runs: attempts with their slots and bytes, directories of runs, which hold their users, and
+    /// processes of these users. Another system on this machine may use the same numbers, but its processes do not
+    /// descend from this supervisor, which is the first process of its PID namespace.
+    fn left(&self) -> Vec<String> {
+        let names = entries(&self.spool, "").into_iter();
+        let mut left: Vec<_> = names
+            .filter(|name| parse_attempt_name(name.as_ref()).is_some())
+            .collect();
+        let held = entries(&self.spool.join("runs"), "").into_iter();
+        left.extend(held.map(|name| format!("runs/{name}")));
+        let all = processes();
+        let descends = |pid: u32| {
+            let parent = |pid: &u32| all.get(pid).map(|process| process.parent);
+            std::iter::successors(Some(pid), parent).any(|pid| pid == self.supervisor)
+        };
+        let ours = all.iter().filter(|(pid, process)| {
+            process.users.iter().any(|user| self.users.contains(user)) && descends(**pid)
+        });
+        left.extend(ours.map(|(_, process)| process.shown.clone()));
+        left
+    }
+}
+
+/// Deletes the runs and waits until nothing of them is left: no object, no byte, no slot, no user, no process.
+async fn delete_all(ns: &str, names: &[String]) {
     let api = runs(ns).await;
     futures::stream::iter(names.iter().map(|name| {
         let api = api.clone();
@@ -104,21 +175,42 @@ async fn delete_all(ns: &str, names: &[String], uids: &[String]) {
     .try_collect::<Vec<_>>()
     .await
     .unwrap();
-    let spool = fleet(1).spool(0);
-    let left = executions(ns).await;
-    let limit = Duration::from_secs(180);
-    wait_for("objects and bytes to be gone", limit, || async {
-        let list = left
-            .list(&ListParams::default())
-            .await
-            .map_err(|e| e.to_string())?;
-        let bytes = uids.iter().filter(|uid| !entries(&spool, uid).is_empty()).count();
-        match list.items.len() {
-            0 if bytes == 0 => Ok(()),
-            objects => Err(format!("{objects} executions, bytes of {bytes}")),
-        }
+    let node = Node::look();
+    let objects = executions(ns).await;
+    let limit = Duration::from_secs(300);
+    // One object is enough to know that not all have gone.
+    let one = ListParams::default().limit(1);
+    wait_for(
+        "objects, bytes, users and processes to be gone",
+        limit,
+        || async {
+            let list = objects.list(&one).await.map_err(|e| e.to_string())?;
+            let left = node.left();
+            match list.items.first() {
+                None if left.is_empty() => Ok(()),
+                object => Err(format!("{:?} and {left:?}", object.map(|x| &x.metadata.name))),
+            }
+        },
+    )
+    .await;
+}
+
+/// The check at the end must look in the right place: now it finds what the runs hold, and a process that runs.
+async fn what_is_left_is_seen(ns: &str) {
+    made(ns, &shell_tool("sleep", "sleep 600")).await;
+    let own = made(ns, &own_execution("sleep", "sleep", "")).await;
+    let held = wait_for("a process of a tool", SOON, || async {
+        let left = Node::look().left();
+        let runs = left.iter().any(|what| what.starts_with("process "));
+        if runs { Ok(left) } else { Err(left) }
     })
     .await;
+    let count = |prefix: &str| held.iter().filter(|what| what.starts_with(prefix)).count();
+    let processes = count("process ");
+    assert_eq!(count("runs/"), RUNS + 1, "each run holds a user: {held:?}");
+    let attempts = held.len() - processes - count("runs/");
+    assert_eq!(attempts, RUNS * 3 + 1, "each execution holds a slot: {held:?}");
+    fairlead_e2e::delete(&admin().await, ns, &own).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -151,6 +243,6 @@ async fn two_hundred_runs_at_once_all_succeed_and_leave_nothing() {
         if left.is_empty() { Ok(()) } else { Err(left) }
     })
     .await;
-    let uids: Vec<_> = list.iter().filter_map(|x| x.metadata.uid.clone()).collect();
-    delete_all(&ns, &names, &uids).await;
+    what_is_left_is_seen(&ns).await;
+    delete_all(&ns, &names).await;
 }

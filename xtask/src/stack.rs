@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::ops::RangeInclusive;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -108,12 +109,8 @@ impl Stack {
         let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&spool);
         made.with_context(|| format!("make spool {}", spool.display()))?;
         let [port] = self.ports.choose([name.as_str()])?;
-        let first = index
-            .checked_mul(UIDS_PER_NODE)
-            .and_then(|offset| offset.checked_add(FIRST_UID));
-        let first = first.with_context(|| format!("there are no user numbers for node {index}"))?;
-
-        let uids = format!("{first}-{}", first + (UIDS_PER_NODE - 1));
+        let users = self.users(index)?;
+        let uids = format!("{}-{}", users.start(), users.end());
         let supervisor = self.programs.path(SUPERVISOR_PROGRAM).display().to_string();
         // With --kill-child the namespace, and so every tool in it, dies with the launcher.
         let mut args: Vec<String> = [
@@ -281,6 +278,19 @@ impl Stack {
     /// The control group root of node number `index`.
     pub fn cgroup_root(&self, index: u32) -> PathBuf {
         self.groups.path().join(node_name(index))
+    }
+
+    /// The user numbers that the tools of node number `index` run as.
+    ///
+    /// # Errors
+    /// A number so high that there are none for it.
+    pub fn users(&self, index: u32) -> Result<RangeInclusive<u32>> {
+        let first = index
+            .checked_mul(UIDS_PER_NODE)
+            .and_then(|offset| offset.checked_add(FIRST_UID));
+        let last = first.and_then(|first| first.checked_add(UIDS_PER_NODE - 1));
+        let range = first.zip(last).map(|(first, last)| first..=last);
+        range.with_context(|| format!("there are no user numbers for node {index}"))
     }
 
     /// Lets the programs live on after this value.
