@@ -33,6 +33,7 @@ pub fn all_crds() -> Vec<CustomResourceDefinition> {
                 .and_then(|s| s.open_api_v3_schema.as_mut())
             {
                 unwrap_lines(schema);
+                without_defaults_in_lists(schema, false);
             }
         }
         crd
@@ -54,6 +55,22 @@ fn unwrap_lines(schema: &mut JSONSchemaProps) {
     }
     if let Some(JSONSchemaPropsOrArray::Schema(items)) = &mut schema.items {
         unwrap_lines(items);
+    }
+}
+
+/// Takes the defaults out of what stands in lists; the parts fill in the same ones when they read an object.
+///
+/// `kubectl apply` replaces a list of a custom resource as a whole where the live one differs from the file. With a
+/// default in an item it always does, and every apply would say "configured" although nothing changes.
+fn without_defaults_in_lists(schema: &mut JSONSchemaProps, in_list: bool) {
+    if in_list {
+        schema.default = None;
+    }
+    for property in schema.properties.iter_mut().flat_map(|p| p.values_mut()) {
+        without_defaults_in_lists(property, in_list);
+    }
+    if let Some(JSONSchemaPropsOrArray::Schema(items)) = &mut schema.items {
+        without_defaults_in_lists(items, true);
     }
 }
 

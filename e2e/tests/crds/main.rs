@@ -264,7 +264,7 @@ async fn defaults_reach_into_objects_that_were_left_out() {
         json!({
             "wireApi": "Scripted", "defaultModel": "m", "stream": true,
             "timeouts": {"connectSeconds": 10, "firstByteSeconds": 120, "idleSeconds": 60, "totalSeconds": 600},
-            "retry": {"transient": 2}, "script": [{"when": {}, "respond": {"text": "Done.", "delayMillis": 0}}],
+            "retry": {"transient": 2}, "script": [{"respond": {"text": "Done."}}],
         })
     );
     let own = create(&admin, &namespace, &execution("own")).await.unwrap();
@@ -272,6 +272,25 @@ async fn defaults_reach_into_objects_that_were_left_out() {
         own["spec"],
         json!({"tool": {"toolRef": {"name": "word"}}, "serviceAccountName": "default"})
     );
+}
+
+/// A default within a list would be taken for a change by every apply.
+#[tokio::test]
+async fn the_quickstart_applied_again_changes_nothing() {
+    let namespace = namespace("again").await;
+    let quickstart = repo::root().join("examples/quickstart").display().to_string();
+    let apply = || {
+        let args = ["apply", "--namespace", &namespace, "--filename", &quickstart];
+        cluster().cluster().kubectl(&args).unwrap()
+    };
+    let first = apply();
+    assert!(first.lines().all(|line| line.ends_with(" created")), "{first}");
+    let second = apply();
+    assert!(
+        second.lines().all(|line| line.ends_with(" unchanged")),
+        "{second}"
+    );
+    assert_eq!(second.lines().count(), first.lines().count());
 }
 
 #[tokio::test]
