@@ -80,7 +80,7 @@ pub mod reason {
     pub const NON_ZERO_EXIT: &str = "NonZeroExit";
     /// Ended by a signal that was not ours.
     pub const SIGNALLED: &str = "Signalled";
-    /// The kernel killed for memory, at the execution's own limit.
+    /// The kernel killed for memory; the message says at whose limit.
     pub const OUT_OF_MEMORY: &str = "OutOfMemory";
     /// The hard timeout passed.
     pub const HARD_TIMEOUT: &str = "HardTimeout";
@@ -96,7 +96,7 @@ pub mod reason {
     pub const NODE_DRAINING: &str = "NodeDraining";
     /// The node's memory of executions is not the one the binding names.
     pub const OTHER_INCARNATION: &str = "OtherIncarnation";
-    /// The plan is newer than the agent.
+    /// The plan is newer than the node agent knows; nothing was started.
     pub const PLAN_VERSION: &str = "PlanVersionUnknown";
     /// The node's Lease stopped moving.
     pub const NODE_LOST: &str = "NodeLost";

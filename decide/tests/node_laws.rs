@@ -29,6 +29,7 @@ fn script() -> impl Strategy<Value = Script> {
                 refused: special == 18,
                 start_fails: special == 19,
                 unkillable_until: 0,
+                oom_at: None,
             },
         )
 }

@@ -94,6 +94,45 @@ fn exit_codes_and_signals_are_told_apart() {
 }
 
 #[test]
+fn a_lack_of_memory_says_whose_limit_it_was_how_high_that_is_and_what_to_change() {
+    let all = OomAt::AllTools {
+        max_bytes: 77,
+        reached: 2,
+    };
+    for (oom_at, says) in [
+        (
+            OomAt::Own,
+            "own limit of 4194304 bytes (spec.resources.memoryMaxBytes",
+        ),
+        (
+            all,
+            "not at the call's own limit of 4194304 bytes, but at the 77 bytes",
+        ),
+        (
+            OomAt::Above,
+            "neither at the call's own limit of 4194304 bytes nor",
+        ),
+    ] {
+        let script = Script {
+            exit: Wait::Signal(9),
+            oom_at: Some(oom_at),
+            ..Script::default()
+        };
+        let toy = after(script, 0, |_| {});
+        let end = (
+            ExecutionPhase::Failed,
+            reason::OUT_OF_MEMORY.into(),
+            Outcome::Unknown,
+        );
+        assert_eq!(ended(&toy), end, "{oom_at:?}");
+        let status = toy.status("u1");
+        let condition = conditions::find(&status.conditions, kind::SUCCEEDED).unwrap();
+        assert!(condition.message.contains(says), "{}", condition.message);
+        assert!(condition.message.contains("oom_kill 1"), "{}", condition.message);
+    }
+}
+
+#[test]
 fn the_hard_timeout_ends_it_with_an_unknown_outcome() {
     for obeys_term in [true, false] {
         let toy = after(

@@ -171,6 +171,7 @@ fn oom_and_fallback(place: &Place<'_>) {
     assert_eq!(status["outcome"], "Unknown");
     assert_eq!(status["result"]["signal"], 9);
     assert!(status["result"]["oomKills"].as_i64().unwrap() > 0, "{status}");
+    says(&status, "own limit of 33554432 bytes");
     assert_eq!(status["output"]["text"], "");
 
     let status = place.ends("parts", "Succeeded", "Completed");
@@ -227,7 +228,21 @@ fn parents_limit(place: &Place<'_>, root: &Path) {
     std::fs::write(&limit, (64 * MIB).to_string()).unwrap();
     let status = place.ends("parent", "Failed", "OutOfMemory");
     assert!(status["result"]["oomKills"].as_i64().unwrap() > 0, "{status}");
+    says(
+        &status,
+        "at the 67108864 bytes that all calls on the node have together",
+    );
     std::fs::write(&limit, "max").unwrap();
+}
+
+/// The message of the condition Succeeded has these words.
+fn says(status: &Value, words: &str) {
+    let conditions = status["conditions"].as_array().unwrap();
+    let succeeded = conditions
+        .iter()
+        .find(|condition| condition["type"] == "Succeeded");
+    let message = succeeded.unwrap()["message"].as_str().unwrap();
+    assert!(message.contains(words), "{message}");
 }
 
 /// The cluster, and the namespace `default` in it. Each call of kubectl takes seconds here, so there are few.

@@ -3,9 +3,9 @@
 use crate::host::Host;
 use crate::ids;
 use fairlead_crds::ExecutionOutput;
-use fairlead_decide::node::{AttemptKey, Collected};
+use fairlead_decide::node::{AttemptKey, Collected, OomAt};
 use fairlead_decide::output::{Canonical, canonical};
-use fairlead_supervisor::cgroup::{Group, Usage};
+use fairlead_supervisor::cgroup::{self, Group, Usage};
 use fairlead_supervisor::slot::{Stream, StreamOutput};
 use fairlead_supervisor::wire::Request;
 use sha2::{Digest, Sha256};
@@ -39,6 +39,15 @@ pub(crate) fn collect(
             Usage::default()
         })
     });
+    let oom_kills = usage.memory_events.map_or(0, |events| events.oom_kill);
+    let killed = group.as_ref().filter(|_| oom_kills > 0);
+    let oom_at = killed.and_then(|group| match whose_limit(group) {
+        Ok(at) => Some(at),
+        Err(error) => {
+            tracing::warn!(execution = %key, %error, "read whose memory limit it was");
+            None
+        }
+    });
     let clean_up = match (&group, populated) {
         (Some(group), true) => Err(left_over(group)),
         (None, true) => Err("processes of its session could not be ended".to_owned()),
@@ -55,9 +64,32 @@ pub(crate) fn collect(
         cpu_millis: number(usage.cpu_usec).map(|usec| usec / 1_000),
         memory_peak_bytes: number(usage.memory_peak),
         pids_peak: number(usage.pids_peak),
-        oom_kills: number(usage.memory_events.map(|events| events.oom_kill)).unwrap_or(0),
+        oom_kills: number(Some(oom_kills)).unwrap_or(0),
+        oom_at,
         clean_up,
     }
+}
+
+/// At whose limit something in the group was killed. `oom` of a group rises when its own limit is the one that cannot be
+/// kept, `oom_kill` wherever the kernel finds what it kills.
+fn whose_limit(group: &Group) -> cgroup::Result<OomAt> {
+    let times = |group: &Group| {
+        let events = group.memory_events_local()?;
+        cgroup::Result::Ok(events.map_or(0, |events| events.oom))
+    };
+    if times(group)? > 0 {
+        return Ok(OomAt::Own);
+    }
+    let Some(payload) = group.path().parent().map(Group::at) else {
+        return Ok(OomAt::Above);
+    };
+    let reached = i64::try_from(times(&payload)?).unwrap_or(i64::MAX);
+    // "max" is no limit.
+    let max_bytes = payload.read("memory.max")?.parse();
+    Ok(match max_bytes {
+        Ok(max_bytes) if reached > 0 => OomAt::AllTools { max_bytes, reached },
+        _ => OomAt::Above,
+    })
 }
 
 fn left_over(group: &Group) -> String {
@@ -194,4 +226,36 @@ pub(crate) fn discard(host: &Host, key: &AttemptKey) -> Result<(), String> {
 /// Lets the supervisor drop its entry.
 pub(crate) fn forget(host: &Host, key: &AttemptKey) -> Result<(), String> {
     ids::to_wire(key).map_or(Ok(()), |key| host.tell("Forget", &Request::Forget { key }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn the_counters_of_the_two_groups_say_whose_limit_it_was() {
+        let payload = std::env::temp_dir().join(format!("fairlead-whose-{}", std::process::id()));
+        let group = Group::at(payload.join("tx-1"));
+        fs::create_dir_all(group.path()).unwrap();
+        let all = |reached| OomAt::AllTools {
+            max_bytes: 64,
+            reached,
+        };
+        for (own, above, limit, at) in [
+            (1, 0, "64", OomAt::Own),
+            (1, 5, "64", OomAt::Own),
+            (0, 5, "64", all(5)),
+            (0, 0, "64", OomAt::Above),
+            (0, 5, "max", OomAt::Above),
+        ] {
+            // An attempt's own oom_kill rises in each of these cases.
+            let counters = |oom: u64| format!("low 0\nmax 9\noom {oom}\noom_kill 1\n");
+            fs::write(group.path().join("memory.events.local"), counters(own)).unwrap();
+            fs::write(payload.join("memory.events.local"), counters(above)).unwrap();
+            fs::write(payload.join("memory.max"), format!("{limit}\n")).unwrap();
+            assert_eq!(whose_limit(&group).unwrap(), at, "{own} {above} {limit}");
+        }
+        fs::remove_dir_all(payload).unwrap();
+    }
 }

@@ -214,8 +214,26 @@ pub struct Collected {
     pub pids_peak: Option<i64>,
     /// `memory.events` oom_kill.
     pub oom_kills: i64,
+    /// Whose limit that was; `None` without a kill.
+    pub oom_at: Option<OomAt>,
     /// Why the group could not be removed, with its processes.
     pub clean_up: Result<(), String>,
+}
+
+/// Which limit the kernel killed at (cgroup-v2.rst, `memory.events.local`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OomAt {
+    /// `memory.max` of the attempt's own group.
+    Own,
+    /// `memory.max` of the group of all attempts, in bytes, which was reached so often since the supervisor started.
+    AllTools {
+        /// Bytes.
+        max_bytes: i64,
+        /// Times.
+        reached: i64,
+    },
+    /// Neither of the two: what holds the node agent as well, or the machine, was out of memory.
+    Above,
 }
 
 /// Why a status write did not succeed.

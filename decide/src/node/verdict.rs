@@ -4,7 +4,7 @@ use super::attempt::is_cancelled;
 use super::types::*;
 use super::world::{Attempt, Process};
 use fairlead_crds::conditions::reason;
-use fairlead_crds::{ErrorClass, ExecutionPhase, Outcome, PLAN_VERSION, ToolExecution};
+use fairlead_crds::{Controller, ErrorClass, ExecutionPhase, Outcome, PLAN_VERSION, ToolExecution};
 
 /// The end of an attempt in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -123,7 +123,7 @@ fn as_it_ended(object: &ToolExecution, attempt: &Attempt) -> Verdict {
         Cause::AgentLost => "killed, since the node agent was away for too long",
         Cause::Shutdown => "killed, since the node's supervisor was stopped",
         Cause::Requested => "killed by the node agent",
-        Cause::None | Cause::Deadline => return by_itself(attempt, exit),
+        Cause::None | Cause::Deadline => return by_itself(object, attempt, exit),
     };
     Verdict::failed(reason::SUPERVISION_LOST, Outcome::Unknown, message)
 }
@@ -205,18 +205,16 @@ const SIGINT: i32 = 2;
 const SIGKILL: i32 = 9;
 const SIGTERM: i32 = 15;
 
-fn by_itself(attempt: &Attempt, exit: Exit) -> Verdict {
+fn by_itself(object: &ToolExecution, attempt: &Attempt, exit: Exit) -> Verdict {
     let leftovers = if attempt.process.leftovers {
         "; processes it left behind were killed"
     } else {
         ""
     };
-    let oom_kills = attempt
-        .collected
-        .as_ref()
-        .map_or(0, |collected| collected.oom_kills);
-    match exit.wait {
-        Wait::Code(0) => Verdict {
+    let killed = attempt.collected.as_ref();
+    let killed = killed.filter(|collected| collected.oom_kills > 0);
+    match (exit.wait, killed) {
+        (Wait::Code(0), _) => Verdict {
             phase: ExecutionPhase::Succeeded,
             reason: if attempt.process.leftovers {
                 reason::LEFTOVER_KILLED
@@ -228,12 +226,11 @@ fn by_itself(attempt: &Attempt, exit: Exit) -> Verdict {
             outcome: Outcome::Completed,
             looked: true,
         },
-        _ if oom_kills > 0 => {
-            let message =
-                format!("the kernel killed {oom_kills} of its processes at the memory limit{leftovers}");
+        (_, Some(collected)) => {
+            let message = out_of_memory(object, collected) + leftovers;
             Verdict::failed(reason::OUT_OF_MEMORY, Outcome::Unknown, message)
         }
-        Wait::Code(code) => {
+        (Wait::Code(code), None) => {
             let message = format!("exit code {code}{leftovers}");
             let verdict = Verdict::failed(reason::NON_ZERO_EXIT, Outcome::Completed, message);
             Verdict {
@@ -241,7 +238,7 @@ fn by_itself(attempt: &Attempt, exit: Exit) -> Verdict {
                 ..verdict
             }
         }
-        Wait::Signal(signal) => {
+        (Wait::Signal(signal), None) => {
             // These come from outside; a program that crashed has come to an end of its own.
             let from_outside = matches!(signal, SIGHUP | SIGINT | SIGKILL | SIGTERM);
             let outcome = if from_outside {
@@ -256,5 +253,35 @@ fn by_itself(attempt: &Attempt, exit: Exit) -> Verdict {
                 ..verdict
             }
         }
+    }
+}
+
+/// Whose limit it was, how high that is, and what to change.
+fn out_of_memory(object: &ToolExecution, collected: &Collected) -> String {
+    let resources = object
+        .spec
+        .binding
+        .as_ref()
+        .map(|binding| &binding.plan.resources);
+    let own = resources.map_or(0, |resources| resources.memory_max_bytes);
+    let written = resources.is_some_and(|resources| resources.required.contains(&Controller::Memory));
+    let default = if written { "" } else { ", which has its default" };
+    let field = "spec.resources.memoryMaxBytes of the tool";
+    let kills = format!("memory.events: oom_kill {}", collected.oom_kills);
+    match collected.oom_at {
+        Some(OomAt::Own) | None => format!(
+            "the kernel killed for memory at the call's own limit of {own} bytes ({field}{default}; {kills}): raise it, \
+             or let the command use less"
+        ),
+        Some(OomAt::AllTools { max_bytes, reached }) => format!(
+            "the kernel killed for memory, not at the call's own limit of {own} bytes, but at the {max_bytes} bytes that \
+             all calls on the node have together (memory.max of the group above, reached {reached} times so far; {kills}): \
+             give the node agent's Pod more memory, give the node a smaller capacity, or lower {field}"
+        ),
+        Some(OomAt::Above) => format!(
+            "the kernel killed for memory, neither at the call's own limit of {own} bytes nor at that of all calls on the \
+             node together: the node agent's Pod or the machine ran out of memory ({kills}); give the node a smaller \
+             capacity, or lower {field}"
+        ),
     }
 }

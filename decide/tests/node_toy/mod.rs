@@ -37,6 +37,8 @@ pub struct Script {
     pub unkillable_until: u64,
     /// Start cannot even ask for it.
     pub start_fails: bool,
+    /// The kernel killed one of its processes for memory, at this limit.
+    pub oom_at: Option<OomAt>,
 }
 
 impl Default for Script {
@@ -50,6 +52,7 @@ impl Default for Script {
             refused: false,
             unkillable_until: 0,
             start_fails: false,
+            oom_at: None,
         }
     }
 }
@@ -483,6 +486,7 @@ impl Toy {
             }
             Action::Collect { key, populated, .. } => {
                 let clean_up = self.remove_group(&key, populated);
+                let oom_at = self.scripts[&key.uid].oom_at;
                 let collected = Box::new(Collected {
                     output: ExecutionOutput {
                         text: "out".into(),
@@ -494,7 +498,8 @@ impl Toy {
                     cpu_millis: Some(1),
                     memory_peak_bytes: None,
                     pids_peak: None,
-                    oom_kills: 0,
+                    oom_kills: i64::from(oom_at.is_some()),
+                    oom_at,
                     clean_up,
                 });
                 self.queue.push_back(Event::CollectEnded {

@@ -623,6 +623,7 @@ impl Sim {
                     memory_peak_bytes: None,
                     pids_peak: None,
                     oom_kills: 0,
+                    oom_at: None,
                     clean_up: self.remove_group(i, &key),
                 });
                 self.tell_node(

@@ -61,14 +61,14 @@ pub struct Limits {
     pub cpu_max_millis: Option<u64>,
 }
 
-/// `memory.events`: counters since the group was made.
+/// `memory.events` or `memory.events.local`: counters since the group was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryEvents {
     /// Times the limit was about to be exceeded.
     pub max: u64,
     /// Times allocation was about to fail.
     pub oom: u64,
-    /// Processes killed by any OOM killer.
+    /// Kills by any OOM killer, also one that a limit further up called.
     pub oom_kill: u64,
     /// Times the whole group was killed by the OOM killer.
     pub oom_group_kill: u64,
@@ -247,12 +247,25 @@ impl Group {
             .collect())
     }
 
-    /// `memory.events`, or `None` without the memory controller.
+    /// `memory.events`: of the group and of all below it. `None` without the memory controller.
     ///
     /// # Errors
     /// Those of reading it, except its absence.
     pub fn memory_events(&self) -> Result<Option<MemoryEvents>> {
-        let Some(text) = self.read_if_there("memory.events")? else {
+        self.events("memory.events")
+    }
+
+    /// `memory.events.local`: of the group alone, so that its `oom` counts its own limit. `None` without the memory
+    /// controller, and on kernels before 5.2.
+    ///
+    /// # Errors
+    /// Those of reading it, except its absence.
+    pub fn memory_events_local(&self) -> Result<Option<MemoryEvents>> {
+        self.events("memory.events.local")
+    }
+
+    fn events(&self, file: &str) -> Result<Option<MemoryEvents>> {
+        let Some(text) = self.read_if_there(file)? else {
             return Ok(None);
         };
         let get = |name| field(&text, name).unwrap_or(0);
