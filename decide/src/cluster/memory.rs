@@ -33,7 +33,8 @@ impl World {
             let names = waits.then_some(Named::Tool(tool)).into_iter().collect();
             self.dependents.set(Key::Execution(key.clone()), names);
         }
-        self.executions.insert(key, execution);
+        self.executions.insert(key.clone(), execution);
+        self.told_again(&Subject::Execution(key));
     }
 
     pub(super) fn drop_execution(&mut self, key: &ObjectKey) -> Option<Arc<ToolExecution>> {
@@ -91,7 +92,7 @@ impl World {
         for key in settled {
             self.drop_execution(&key);
         }
-        self.waiting.retain(|_, w| w.run.as_deref() != Some(uid));
+        self.waiting.remove_run(uid);
     }
 
     pub(super) fn run_gone(&mut self, uid: &str, dirty: &mut BTreeSet<Key>) {

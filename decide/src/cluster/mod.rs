@@ -24,6 +24,7 @@ mod status;
 mod turn;
 mod types;
 mod upkeep;
+mod waiting;
 mod world;
 mod writes;
 
@@ -35,6 +36,7 @@ pub use load::Load;
 pub use types::{
     Action, Because, Decision, Event, Key, NodeLease, ObjectKey, WriteFailure, WriteFailureKind,
 };
+pub use waiting::Waiting;
 pub use world::{
     NodeState, ProviderCheck, ProviderState, Request, RequestState, RunState, Settings, ToolState, Waiter,
     World, has_ended, key_of,

@@ -2,7 +2,8 @@
 
 use super::failure::{may_repeat, next_try};
 use super::types::{Action, Key, ObjectKey, WriteFailure, WriteFailureKind};
-use super::world::{Request, RequestState, Waiter, World, has_ended, key_of};
+use super::waiting::Told;
+use super::world::{Request, RequestState, World, has_ended, key_of};
 use super::writes::Subject;
 use crate::model::{ModelError, ModelErrorKind, ModelResponse};
 use fairlead_crds::values::Time;
@@ -56,7 +57,8 @@ impl World {
     /// An action was handed to the executor.
     pub(super) fn started(&mut self, action: &Action, dirty: &mut BTreeSet<Key>) {
         if let Some(subject) = Subject::of(action) {
-            self.writes.begin(subject);
+            self.writes.begin(subject.clone());
+            self.told_again(&subject);
         }
         match action {
             Action::CreateTurn { run, name, .. } => {
@@ -99,22 +101,27 @@ impl World {
             }
             Action::Want { waiters } => {
                 for (key, waiter) in waiters {
-                    let known = self
-                        .waiting
-                        .get(key)
-                        .map_or(waiter.since, |w| w.since.min(waiter.since));
-                    self.waiting.insert(
-                        key.clone(),
-                        Waiter {
-                            since: known,
-                            ..waiter.clone()
-                        },
-                    );
+                    self.waiting.insert(key.clone(), waiter.clone());
+                    self.told_again(&Subject::Execution(key.clone()));
                 }
                 dirty.insert(Key::Queue);
             }
             _ => {}
         }
+    }
+
+    /// Notes what the object of a call says, if the call waits: it changed, or is about to.
+    pub(super) fn told_again(&mut self, subject: &Subject) -> bool {
+        let Subject::Execution(key) = subject else {
+            return false;
+        };
+        let waits = self.waiting.contains_key(key);
+        if waits {
+            let known = !self.writes.in_flight(subject);
+            let told = known.then(|| Told::of(self.executions.get(key).map(|x| &**x)));
+            self.waiting.tell(key, told);
+        }
+        waits
     }
 
     /// An action came to its end.
@@ -134,6 +141,9 @@ impl World {
         };
         if let Some(subject) = Subject::of(action) {
             self.writes.end(&subject, result, now);
+            if self.told_again(&subject) {
+                dirty.insert(Key::Queue);
+            }
             self.buried.remove(&subject);
             dirty.insert(subject.key(action));
         }

@@ -6,85 +6,113 @@ use super::request::tools_of;
 use super::run::makes_no_calls;
 use super::stage::View;
 use super::types::{Action, Because, Decision, NodeLease, ObjectKey};
+use super::waiting::{Calls, Group, Told};
 use super::world::{NodeState, Waiter, World, turn_at};
 use super::writes::Subject;
 use crate::time::{plus_millis, plus_seconds};
 use fairlead_crds::conditions::reason;
 use fairlead_crds::values::{LocalRef, OwnedRef, Time};
 use fairlead_crds::{PLAN_VERSION, ToolCall, ToolExecutionSpec, ToolTarget};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, btree_set};
 use std::sync::Arc;
 
-/// How soon a call is looked at again whose verdict waits for something not seen yet, in milliseconds.
-const LOOK_AGAIN_MILLIS: i64 = 200;
-
 /// Decides about all calls that wait.
+///
+/// While no place is free, only those calls are looked at whose objects do not say yet why they wait.
 pub fn decide(world: &World, now: Time) -> Decision {
     let Some(term) = world.term else {
         return Decision::because(Because::NotLeading);
     };
-    let mut slots = Slots::of(world, now);
-    let mut line = Line::of(world, now);
     let mut decision = Decision::default();
-    while slots.any_free() {
-        let Some(key) = line.next() else { break };
-        match place(world, &key, &mut slots, term, now) {
-            Some(action) => decision.actions.push(action),
-            // What its verdict waits for is seen soon.
-            None => {
-                decision.because.push(Because::Queued {
+    if world.waiting.is_empty() {
+        return decision;
+    }
+    let mut slots = Slots::of(world, now);
+    let mut taken = BTreeSet::new();
+    let mut stops = Stops::new(world, now);
+    if slots.any_free() {
+        let mut line = Line::of(world);
+        while slots.any_free() {
+            let Some(key) = line.next(&mut stops) else { break };
+            match place(world, &key, &mut slots, term, now) {
+                Some(action) => decision.actions.push(action),
+                // It has the tool in an earlier state than it was offered in; the present one is on its way.
+                None => decision.because.push(Because::Queued {
                     count: 1,
                     reason: reason::TOOL_NOT_FOUND,
-                });
-                decision.wake_by(plus_millis(now, LOOK_AGAIN_MILLIS));
+                }),
+            }
+            taken.insert(key);
+        }
+        line.held.into_iter().for_each(|(because, at)| {
+            decision.because.push(because);
+            at.into_iter().for_each(|at| decision.wake_by(at));
+        });
+    }
+    if !slots.any_free() {
+        still_waiting(world, &slots, &taken, &mut stops, &mut decision);
+    }
+    decision
+}
+
+/// What is said about those that get no place now.
+fn still_waiting(
+    world: &World,
+    slots: &Slots<'_>,
+    taken: &BTreeSet<ObjectKey>,
+    stops: &mut Stops<'_>,
+    decision: &mut Decision,
+) {
+    let why = match slots.ready_until {
+        None => reason::NO_READY_NODE,
+        Some(_) => reason::CONCURRENCY_LIMIT,
+    };
+    let count = world.waiting.len().saturating_sub(taken.len());
+    if count == 0 {
+        return;
+    }
+    decision.because.push(Because::Queued { count, reason: why });
+    // A node that falls silent sends no event.
+    slots.ready_until.into_iter().for_each(|at| decision.wake_by(at));
+    for calls in world.waiting.told_otherwise(Told::by(why)) {
+        for (since, key) in calls {
+            let visible_at = plus_millis(*since, world.settings.visible_after_millis);
+            if visible_at > stops.now {
+                decision.wake_by(visible_at);
+                break;
+            }
+            if taken.contains(key) {
+                continue;
+            }
+            match stops.hold(key) {
+                Some((_, at)) => at.into_iter().for_each(|at| decision.wake_by(at)),
+                None => decision.actions.extend(show(world, key, why)),
             }
         }
     }
-    let why = if slots.none_ready() {
-        reason::NO_READY_NODE
-    } else {
-        reason::CONCURRENCY_LIMIT
-    };
-    let left: Vec<_> = line.rest().collect();
-    for key in &left {
-        show(world, key, why, now, &mut decision);
-    }
-    if !left.is_empty() {
-        decision.because.push(Because::Queued {
-            count: left.len(),
-            reason: why,
-        });
-        decision.wake_by(plus_millis(now, world.settings.visible_after_millis));
-    }
-    decision
-        .because
-        .extend(line.held.iter().map(|(because, _)| because.clone()));
-    line.held
-        .iter()
-        .filter_map(|(_, at)| *at)
-        .for_each(|at| decision.wake_by(at));
-    decision
 }
 
 /// Free places per node, as they are used up within one decision.
 struct Slots<'a> {
     ready: Vec<(&'a NodeLease, usize)>,
+    /// Until when at least one of them is ready, if no Lease moves.
+    ready_until: Option<Time>,
 }
 
 impl<'a> Slots<'a> {
     fn of(world: &'a World, now: Time) -> Self {
-        let ready = world
-            .nodes
-            .iter()
-            .filter(|(_, node)| is_fresh(world, node, now))
-            .filter_map(|(name, node)| node.lease.as_ref().map(|lease| (lease, world.load.on_node(name))))
-            .filter(|(lease, _)| lease.plan_version >= PLAN_VERSION)
-            .collect();
-        Self { ready }
-    }
-
-    fn none_ready(&self) -> bool {
-        self.ready.is_empty()
+        let mut slots = Self {
+            ready: Vec::new(),
+            ready_until: None,
+        };
+        for (name, node) in world.nodes.iter().filter(|(_, node)| is_fresh(world, node, now)) {
+            let understands = |lease: &&NodeLease| lease.plan_version >= PLAN_VERSION;
+            if let Some(lease) = node.lease.as_ref().filter(understands) {
+                slots.ready.push((lease, world.load.on_node(name)));
+                slots.ready_until = slots.ready_until.max(Some(fresh_until(world, node)));
+            }
+        }
+        slots
     }
 
     fn any_free(&self) -> bool {
@@ -104,102 +132,127 @@ impl<'a> Slots<'a> {
 
 /// Whether a node may get work at `now`.
 pub fn is_fresh(world: &World, node: &NodeState, now: Time) -> bool {
-    node.trusted
-        && node.lease.is_some()
-        && plus_seconds(node.moved_at, world.settings.node_fresh_seconds) > now
+    node.trusted && node.lease.is_some() && fresh_until(world, node) > now
 }
 
-/// The waiting calls, in the order in which they get slots.
-struct Line {
-    by_namespace: BTreeMap<String, (usize, Groups)>,
-    /// Why others may not go now, and when to look again.
-    held: BTreeSet<(Because, Option<Time>)>,
+fn fresh_until(world: &World, node: &NodeState) -> Time {
+    plus_seconds(node.moved_at, world.settings.node_fresh_seconds)
 }
 
-type Groups = BTreeMap<String, (usize, Vec<(Time, ObjectKey)>)>;
+/// Which calls may not go now, and what was found out about their runs within one decision.
+struct Stops<'a> {
+    world: &'a World,
+    now: Time,
+    over: BTreeMap<&'a str, bool>,
+}
 
-impl Line {
-    fn of(world: &World, now: Time) -> Self {
-        let mut by_namespace: BTreeMap<String, (usize, Groups)> = BTreeMap::new();
-        let mut held = BTreeSet::new();
-        let mut over: BTreeMap<&str, bool> = BTreeMap::new();
-        for (key, waiter) in &world.waiting {
-            let hold = world.writes.blocked(&Subject::Execution(key.clone()), now);
-            let ends = waiter
-                .run
-                .as_deref()
-                .is_some_and(|uid| *over.entry(uid).or_insert_with(|| makes_no_calls(world, uid, now)));
-            if let Some(hold) = hold.or_else(|| stopping(world, key, ends)) {
-                held.insert(hold);
-                continue;
-            }
-            let (_, groups) = by_namespace
-                .entry(key.namespace.clone())
-                .or_insert_with(|| (world.load.of_namespace(&key.namespace), Groups::new()));
-            let group = waiter.run.clone().unwrap_or_else(|| format!("own/{}", key.name));
-            let (_, calls) = groups.entry(group).or_insert_with(|| {
-                (
-                    waiter.run.as_deref().map_or(0, |run| world.load.of_run(run)),
-                    Vec::new(),
-                )
-            });
-            calls.push((waiter.since, key.clone()));
+/// Why a call may not go now, and when to look again.
+type Hold = (Because, Option<Time>);
+
+impl<'a> Stops<'a> {
+    fn new(world: &'a World, now: Time) -> Self {
+        Self {
+            world,
+            now,
+            over: BTreeMap::new(),
         }
-        // The next call of a group is taken from the end.
-        for (_, groups) in by_namespace.values_mut() {
-            for (_, calls) in groups.values_mut() {
-                calls.sort_by(|a, b| b.cmp(a));
-            }
+    }
+
+    /// What is to be stopped gets no slot any more; it leaves the queue when it or its run has ended.
+    fn hold(&mut self, key: &ObjectKey) -> Option<Hold> {
+        let Self { world, now, .. } = *self;
+        let hold = world.writes.blocked(&Subject::Execution(key.clone()), now);
+        let run = world.waiting.get(key).and_then(|w| w.run.as_deref());
+        let over = run.is_some_and(|uid| {
+            *self
+                .over
+                .entry(uid)
+                .or_insert_with(|| makes_no_calls(world, uid, now))
+        });
+        let asked = world
+            .executions
+            .get(key)
+            .is_some_and(|x| x.spec.desired_state.is_some());
+        hold.or_else(|| (over || asked).then_some((Because::Stopping { count: 1 }, None)))
+    }
+}
+
+/// The waiting calls, in the order in which they get slots. It borrows: most of them are never looked at.
+struct Line<'a> {
+    namespaces: Vec<Namespace<'a>>,
+    held: BTreeSet<Hold>,
+}
+
+struct Namespace<'a> {
+    name: &'a str,
+    used: usize,
+    groups: Vec<Share<'a>>,
+}
+
+/// The calls of one group that are left.
+struct Share<'a> {
+    used: usize,
+    oldest: &'a (Time, String),
+    younger: btree_set::Iter<'a, (Time, String)>,
+}
+
+impl<'a> Share<'a> {
+    fn of(world: &World, group: &Group, calls: &'a Calls) -> Option<Self> {
+        let used = match group {
+            Group::Run(uid) => world.load.of_run(uid),
+            Group::Own(_) => 0,
+        };
+        let mut younger = calls.iter();
+        let oldest = younger.next()?;
+        Some(Self {
+            used,
+            oldest,
+            younger,
+        })
+    }
+}
+
+impl<'a> Line<'a> {
+    fn of(world: &'a World) -> Self {
+        let namespaces = world.waiting.namespaces().map(|(name, groups)| Namespace {
+            name,
+            used: world.load.of_namespace(name),
+            groups: groups
+                .iter()
+                .filter_map(|(group, calls)| Share::of(world, group, calls))
+                .collect(),
+        });
+        Self {
+            namespaces: namespaces.collect(),
+            held: BTreeSet::new(),
         }
-        Self { by_namespace, held }
     }
 
     /// The oldest call of the run with the least in flight, in the namespace with the least in flight.
-    fn next(&mut self) -> Option<ObjectKey> {
-        let oldest = |groups: &Groups| {
-            groups
-                .values()
-                .filter_map(|(_, c)| c.last().map(|(t, _)| *t))
-                .min()
-        };
-        let (namespace, (used, groups)) = self
-            .by_namespace
-            .iter_mut()
-            .min_by_key(|(_, (used, groups))| (*used, oldest(groups)))?;
-        let namespace = namespace.clone();
-        let group = groups
-            .iter()
-            .min_by_key(|(_, (used, c))| (*used, c.last().map(|(t, _)| *t)))?
-            .0
-            .clone();
-        let (run_used, calls) = groups.get_mut(&group)?;
-        let (_, key) = calls.pop()?;
-        *used += 1;
-        *run_used += 1;
-        if calls.is_empty() {
-            groups.remove(&group);
+    fn next(&mut self, stops: &mut Stops<'_>) -> Option<ObjectKey> {
+        loop {
+            let oldest = |n: &Namespace<'_>| n.groups.iter().map(|g| g.oldest.0).min();
+            let fairest = self.namespaces.iter_mut().filter(|n| !n.groups.is_empty());
+            let namespace = fairest.min_by_key(|n| (n.used, oldest(n)))?;
+            let groups = namespace.groups.iter().enumerate();
+            let (at, _) = groups.min_by_key(|(_, g)| (g.used, g.oldest.0))?;
+            let group = namespace.groups.get_mut(at)?;
+            let key = ObjectKey::new(namespace.name, group.oldest.1.clone());
+            let hold = stops.hold(&key);
+            if hold.is_none() {
+                namespace.used += 1;
+                group.used += 1;
+            }
+            match group.younger.next() {
+                Some(next) => group.oldest = next,
+                None => drop(namespace.groups.remove(at)),
+            }
+            match hold {
+                Some(hold) => self.held.insert(hold),
+                None => return Some(key),
+            };
         }
-        if groups.is_empty() {
-            self.by_namespace.remove(&namespace);
-        }
-        Some(key)
     }
-
-    fn rest(&self) -> impl Iterator<Item = ObjectKey> + '_ {
-        self.by_namespace
-            .values()
-            .flat_map(|(_, groups)| groups.values())
-            .flat_map(|(_, c)| c.iter().map(|(_, k)| k.clone()))
-    }
-}
-
-/// What is to be stopped does not get a slot any more; it leaves the queue when it or its run has ended.
-fn stopping(world: &World, key: &ObjectKey, run_ends: bool) -> Option<(Because, Option<Time>)> {
-    let asked = world
-        .executions
-        .get(key)
-        .is_some_and(|x| x.spec.desired_state.is_some());
-    (run_ends || asked).then_some((Because::Stopping { count: 1 }, None))
 }
 
 /// The write that puts a call on a node, or that says why it may not go.
@@ -251,31 +304,17 @@ fn bind(
 }
 
 /// A call that has waited long enough is created unbound, so that it can be seen, and says why it waits.
-fn show(world: &World, key: &ObjectKey, why: &'static str, now: Time, decision: &mut Decision) {
-    let Some(waiter) = world.waiting.get(key) else {
-        return;
-    };
-    if plus_millis(waiter.since, world.settings.visible_after_millis) > now {
-        return;
-    }
+fn show(world: &World, key: &ObjectKey, why: &'static str) -> Option<Action> {
+    let waiter = world.waiting.get(key)?;
     let message = match why {
         reason::NO_READY_NODE => "No node agent is ready; `kubectl fairlead check` says more.",
         _ => "Every node is at its capacity; it starts when a slot is free.",
     };
     match world.executions.get(key) {
-        Some(execution) => {
-            let status = execution.status.as_ref();
-            let told = status.and_then(|s| s.reason.as_deref()) == Some(why);
-            if !told {
-                decision.actions.push(queued(execution, why, message));
-            }
-        }
+        Some(execution) => Some(queued(execution, why, message)),
         None => {
-            if let Some((view, call)) = of_run(world, waiter) {
-                decision
-                    .actions
-                    .extend(create(world, waiter, key, spec_of(&view, call)));
-            }
+            let (view, call) = of_run(world, waiter)?;
+            create(world, waiter, key, spec_of(&view, call))
         }
     }
 }

@@ -3,6 +3,7 @@
 use super::dependents::Dependents;
 use super::load::Load;
 use super::types::{NodeLease, ObjectKey};
+use super::waiting::Waiting;
 use super::writes::{Subject, Writes};
 use crate::model::{ModelError, ModelResponse};
 use crate::tool_check::{AcceptedTool, ToolFault};
@@ -161,7 +162,7 @@ pub struct World {
     /// What is in flight where.
     pub load: Load,
     /// Calls that wait for a slot, by the name their execution has or will have.
-    pub waiting: BTreeMap<ObjectKey, Waiter>,
+    pub waiting: Waiting,
     /// Writes on their way, and those that failed.
     pub writes: Writes,
     pub(super) dependents: Dependents,

@@ -165,12 +165,18 @@ impl ClusterFault {
                         world.load.put(&key, &node, None);
                     }
                 }
-                for waiter in world.waiting.values_mut() {
+                let waiting: Vec<_> = world
+                    .waiting
+                    .iter()
+                    .map(|(key, waiter)| (key.clone(), waiter.clone()))
+                    .collect();
+                for (key, mut waiter) in waiting {
                     let place = waiter
                         .run
                         .as_deref()
                         .and_then(|r| r.rsplit('-').next()?.parse::<i64>().ok());
                     waiter.since = Time::from_second(place.unwrap_or(0)).unwrap_or(now);
+                    world.waiting.insert(key, waiter);
                 }
                 return cluster::decide(&world, key, now);
             }

@@ -104,7 +104,7 @@ impl Sim {
                     node.name
                 ));
             }
-            let waits = world.waiting.keys().next();
+            let waits = world.waiting.iter().map(|(key, _)| key).next();
             let execution = world
                 .executions
                 .keys()
