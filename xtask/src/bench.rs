@@ -14,6 +14,7 @@ use crate::repo;
 use table::{Row, Table};
 
 mod cluster;
+mod flood;
 mod kernel;
 mod memory;
 mod samples;

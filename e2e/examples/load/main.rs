@@ -1,21 +1,27 @@
 //! Load for `cargo xtask bench`: writes objects, watches what becomes of them, and prints times as one line of JSON.
 //!
 //! - `floor SPACED IN_FLIGHT TOTAL`: the API server's part alone, with no program of ours running. The user creates and
-//!   deletes, and a second client with the operator's rights ends what it sees.
+//!   deletes, and a second client with the operator's rights ends what it sees; with one write more, a third client binds
+//!   it before.
+//! - `bound SPACED IN_FLIGHT TOTAL`: executions that are bound when they are made, as the calls of a run are, with the
+//!   operator's rights.
 //! - `own SPACED IN_FLIGHT TOTAL CGROUP_ROOT...`: the same executions, really executed.
 //! - `hold COUNT`: executions that run until standard input ends; says `held` when all do.
+//! - `noise SECONDS ALONE`: `true` so often alone, then beside a tool that writes as fast as it can for so long.
 //! - `runs COUNT`: so many runs at once, each with three calls in one turn.
 //! - `rounds COUNT`: one run with so many turns of one call.
 //!
 //! `LOAD_NAMESPACE` is where, `LOAD_USER` the kubeconfig of a user with the chart's role `fairlead-edit` there, and
-//! `LOAD_OPERATOR`, for `floor` only, one with the operator's token. Nothing here has more rights than that.
+//! `LOAD_OPERATOR`, for `floor` and what is bound here, one with the operator's token. Nothing here has more rights than that.
 
 // A measurement that went wrong has no other end.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod bound;
 mod calls;
 mod floor;
 mod groups;
+mod noise;
 mod runs;
 mod seen;
 
@@ -27,6 +33,8 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use serde_json::Value;
 
+/// Where the chart is installed.
+const SYSTEM: &str = "fairlead-system";
 /// Between two starts of a spaced series.
 const GAP: Duration = Duration::from_millis(100);
 /// Longest that any one thing measured here may take.
@@ -38,6 +46,8 @@ async fn main() {
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     let answer: Value = match words.as_slice() {
         ["floor", spaced, in_flight, total] => floor::measure(n(spaced), n(in_flight), n(total)).await,
+        ["bound", spaced, in_flight, total] => bound::measure(n(spaced), n(in_flight), n(total)).await,
+        ["noise", seconds, alone] => noise::measure(n(seconds) as u64, n(alone)).await,
         ["own", spaced, in_flight, total, roots @ ..] => {
             calls::own(n(spaced), n(in_flight), n(total), roots).await
         }
@@ -87,10 +97,18 @@ async fn flood<F: Future<Output = ()>>(in_flight: usize, total: usize, once: imp
 
 /// Does `once` for the numbers below `count`, its starts at least [`GAP`] apart.
 async fn spaced<F: Future<Output = Duration>>(count: usize, once: impl Fn(usize) -> F) -> Vec<Duration> {
+    spaced_while(|index| index < count, once).await
+}
+
+/// Does `once` for the numbers from 0 while `more` says so, its starts at least [`GAP`] apart.
+async fn spaced_while<F: Future<Output = Duration>>(
+    more: impl Fn(usize) -> bool,
+    once: impl Fn(usize) -> F,
+) -> Vec<Duration> {
     let mut times = Vec::new();
-    for index in 0..count {
+    while more(times.len()) {
         let start = Instant::now();
-        times.push(once(index).await);
+        times.push(once(times.len()).await);
         tokio::time::sleep(GAP.saturating_sub(start.elapsed())).await;
     }
     times

@@ -22,6 +22,13 @@ pub struct Times {
     pub ended: Option<(Instant, ExecutionPhase, String)>,
 }
 
+/// What is new of an execution.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum News {
+    Added,
+    Bound,
+}
+
 /// A watch on the executions of a namespace, from the moment it is made.
 #[derive(Clone)]
 pub struct Seen {
@@ -31,11 +38,11 @@ pub struct Seen {
 
 impl Seen {
     pub async fn start(api: Api<ToolExecution>) -> Self {
-        Self::start_with(api, |_| {}).await
+        Self::start_with(api, |_, _| {}).await
     }
 
-    /// As [`Seen::start`], with `added` called for each execution as it first appears.
-    pub async fn start_with(api: Api<ToolExecution>, added: impl Fn(&str) + Send + 'static) -> Self {
+    /// As [`Seen::start`], with `told` called for each execution as it first appears, and as it is bound.
+    pub async fn start_with(api: Api<ToolExecution>, told: impl Fn(&str, News) + Send + 'static) -> Self {
         let seen = Self {
             times: Arc::default(),
             waiters: Arc::default(),
@@ -46,11 +53,11 @@ impl Seen {
             .expect("list executions");
         let version = list.metadata.resource_version.expect("a version");
         let inner = seen.clone();
-        tokio::spawn(async move { inner.follow(api, version, added).await });
+        tokio::spawn(async move { inner.follow(api, version, told).await });
         seen
     }
 
-    async fn follow(&self, api: Api<ToolExecution>, mut version: String, added: impl Fn(&str)) {
+    async fn follow(&self, api: Api<ToolExecution>, mut version: String, told: impl Fn(&str, News)) {
         // The server ends a watch after the time it was asked for; what follows is asked for then.
         loop {
             let parameters = WatchParams::default().timeout(290);
@@ -63,7 +70,7 @@ impl Seen {
                 match event.expect("an event") {
                     WatchEvent::Added(object) | WatchEvent::Modified(object) => {
                         version = object.metadata.resource_version.clone().expect("a version");
-                        self.note(&object, &added);
+                        self.note(&object, &told);
                     }
                     WatchEvent::Deleted(object) => {
                         version = object.metadata.resource_version.clone().expect("a version");
@@ -75,12 +82,12 @@ impl Seen {
         }
     }
 
-    fn note(&self, object: &ToolExecution, added: impl Fn(&str)) {
+    fn note(&self, object: &ToolExecution, told: impl Fn(&str, News)) {
         let now = Instant::now();
         let name = object.metadata.name.clone().expect("a name");
         let mut all = self.times.lock().unwrap();
         let times = all.entry(name.clone()).or_insert_with(|| {
-            added(&name);
+            told(&name, News::Added);
             Times {
                 uid: object.metadata.uid.clone().expect("a UID"),
                 added: now,
@@ -89,8 +96,10 @@ impl Seen {
                 ended: None,
             }
         });
-        if object.spec.binding.is_some() {
-            times.bound.get_or_insert(now);
+        if object.spec.binding.is_some() && times.bound.is_none() {
+            times.bound = Some(now);
+            told(&name, News::Bound);
+            self.waiter(&name).notify_one();
         }
         let status = object.status.clone().unwrap_or_default();
         let Some(phase) = status.phase else { return };

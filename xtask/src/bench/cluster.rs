@@ -2,21 +2,22 @@
 //! nodes. Every client has a ServiceAccount's token and the rights the chart gives it.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Lines, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use fairlead_crds::names::LEADER_LEASE;
 use serde_json::{Value, json};
 
+use super::memory::Memory;
 use super::samples::Samples;
-use super::{Row, Table, memory};
+use super::{Row, Table, flood};
 use crate::cgroup::Tree;
 use crate::cluster::Cluster;
 use crate::control_plane::{ControlPlane, Options};
 use crate::install::{self, NAMESPACE, OPERATOR};
-use crate::process::Identity;
 use crate::programs::Programs;
 use crate::repo;
 use crate::stack::{Stack, node_name};
@@ -31,7 +32,8 @@ const IN_FLIGHT: u32 = NODES * NODE_CAPACITY;
 const LOAD_NAMESPACE: &str = "bench";
 /// ServiceAccount of the user, who has the chart's role for users and no more.
 const USER: &str = "bench-user";
-const OPERATOR_NAME: &str = "operator";
+/// Name of the operator's process.
+pub const OPERATOR_NAME: &str = "operator";
 /// Life of the tokens.
 const TOKEN_LIFE: Duration = Duration::from_secs(4 * 3600);
 
@@ -62,32 +64,48 @@ pub fn measure(table: &mut Table, programs: &Programs, tool: &Path, quick: bool)
     for name in (0..NODES).map(node_name).chain([OPERATOR_NAME.to_owned()]) {
         stack.wait_ready(&name)?;
     }
-    let idle = Memory::read(&stack)?;
+    let idle = Memory::read(&stack, OPERATOR_NAME)?;
     // A few first, so that what the parts take once and for all is not counted as growth.
     load.held(NODES, || Ok(()))?;
-    let before = Memory::read(&stack)?;
-    let held = load.held(IN_FLIGHT, || Memory::read(&stack))?;
+    let before = Memory::read(&stack, OPERATOR_NAME)?;
+    let held = load.held(IN_FLIGHT, || Memory::read(&stack, OPERATOR_NAME))?;
     let roots: Vec<String> = (0..NODES)
         .map(|index| stack.cgroup_root(index).display().to_string())
         .collect();
     let roots: Vec<&str> = roots.iter().map(String::as_str).collect();
+    let bound = load.run(&["bound", &spaced, &in_flight, &total])?;
     let own = load.run(&[&["own", &spaced, &in_flight, &total], roots.as_slice()].concat())?;
-    round_trips(table, &own, &floor)?;
+    round_trips(table, [&bound, &own], &floor)?;
     let many = load.run(&["runs", &runs])?;
     let rounds = load.run(&["rounds", if quick { "10" } else { "50" }])?;
     run_rows(table, &runs, &many, &rounds, &floor)?;
-    let after = Memory::read(&stack)?;
+    let after = Memory::read(&stack, OPERATOR_NAME)?;
     memory_rows(table, &idle, [&before, &held], &after);
+    flood::measure(table, &load, &stack, if quick { 10 } else { 60 })?;
     notes(table);
     Ok(())
 }
 
-fn round_trips(table: &mut Table, own: &Value, floor: &Value) -> Result<()> {
-    let hops = samples(floor, "spaced")?;
+fn round_trips(table: &mut Table, [bound, own]: [&Value; 2], floor: &Value) -> Result<()> {
     table.push(Row::times(
-        "user's execution of `true`, 100 ms apart: create → end seen by another client",
+        "execution of `true` bound at its creation, as a run's calls are, 100 ms apart: create → end seen by another \
+         client; floor two writes",
+        &samples(bound, "spaced")?,
+        &samples(floor, "spaced")?,
+        "≤ 2 ×",
+    ));
+    table.push(Row::rate(
+        &format!(
+            "executions of `true` bound at their creation, {IN_FLIGHT} in flight: create → end → delete; floor three writes"
+        ),
+        number(bound, "perSecond")?,
+        number(floor, "perSecond")?,
+        "≥ 60 %",
+    ));
+    table.push(Row::times(
+        "user's execution of `true`, 100 ms apart: create → end seen by another client; floor three writes",
         &samples(own, "spaced")?,
-        &hops,
+        &samples(floor, "boundLater")?,
         "≤ 2 ×",
     ));
     table.push(Row {
@@ -97,9 +115,11 @@ fn round_trips(table: &mut Table, own: &Value, floor: &Value) -> Result<()> {
         ..Row::default()
     });
     table.push(Row::rate(
-        &format!("user's executions of `true`, {IN_FLIGHT} in flight: create → end → delete"),
+        &format!(
+            "user's executions of `true`, {IN_FLIGHT} in flight: create → end → delete; floor four writes"
+        ),
         number(own, "perSecond")?,
-        number(floor, "perSecond")?,
+        number(floor, "boundLaterPerSecond")?,
         "≥ 60 %",
     ));
     Ok(())
@@ -162,12 +182,13 @@ fn notes(table: &mut Table) {
     table.note(format!(
         "Cluster: etcd with fsync, kube-apiserver, kube-controller-manager, one operator, {NODES} nodes with room for \
          {NODE_CAPACITY} executions each, and the load, all on this machine. The load has a ServiceAccount's token with \
-         the chart's role for users; the floor's second client has the operator's token. The floor of a round trip is a \
-         create by one client and a status write by a second one that watches, seen by a third; a user's own execution \
-         is bound in between, which is one write more. The floor of a rate is create, status write, delete, by as many \
-         clients in flight, with no program of ours running: three writes, where the runs have nearly five for each of \
-         their calls (run and turns included). The floor of a round is the five writes of a turn with one \
-         call, one after the other."
+         the chart's role for users, and the operator's token for what is bound at its creation and for the writes of a \
+         floor that are not a user's. The floor of a round trip is a create by one client and a status write by a second \
+         one that watches, seen by a third; where the operator binds what a user made, a further client that watches \
+         binds in between. The floor of a rate is create, the binding where there is one, status write, delete, by as \
+         many clients in flight, with no program of ours running; the runs, whose floor is the one without a binding, \
+         have nearly five writes for each of their calls (run and turns included). The floor of a round is the five \
+         writes of a turn with one call, one after the other."
     ));
     table.note(
         "Resident memory is VmRSS of node 0's processes and the operator, program text included; per execution it is \
@@ -177,7 +198,7 @@ fn notes(table: &mut Table) {
 }
 
 /// The program that makes the load, and who it is.
-struct Load {
+pub struct Load {
     tool: PathBuf,
     user: PathBuf,
     operator: PathBuf,
@@ -194,6 +215,18 @@ impl Load {
             "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "fairlead-edit"},
             "subjects": [{"kind": "ServiceAccount", "name": USER, "namespace": LOAD_NAMESPACE}],
         }))?;
+        // No operator has stood for election yet, and a binding names a term.
+        let term = json!({"spec": {"leaseTransitions": 1}}).to_string();
+        cluster.kubectl(&[
+            "patch",
+            "lease",
+            LEADER_LEASE,
+            "--namespace",
+            NAMESPACE,
+            "--type=merge",
+            "--patch",
+            &term,
+        ])?;
         let load = Self {
             tool: tool.to_owned(),
             user: dir.join("load-user.kubeconfig"),
@@ -232,64 +265,63 @@ impl Load {
 
     /// Calls `look` while `count` executions run.
     fn held<T>(&self, count: u32, look: impl FnOnce() -> Result<T>) -> Result<T> {
-        let mut command = self.command(&["hold", &count.to_string()]);
-        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
-        let mut child = child.with_context(|| format!("start {command:?}"))?;
-        let mut lines = BufReader::new(child.stdout.take().context("no pipe to the load")?).lines();
-        let looked = match lines.next() {
-            Some(Ok(line)) if line == "held" => look(),
-            _ => Err(anyhow::anyhow!("{command:?} could not hold {count} executions")),
+        let mut talk = self.talk(&["hold", &count.to_string()])?;
+        let looked = match talk.line()? {
+            line if line == "held" => look(),
+            other => bail!("the load could not hold {count} executions: {other:?}"),
         };
         // The end of its input tells it to remove what it made.
-        drop(child.stdin.take());
-        lines.for_each(drop);
-        let status = child.wait().with_context(|| format!("wait for {command:?}"))?;
-        let looked = looked?;
+        talk.end()?;
+        looked
+    }
+
+    /// Starts the load and talks with it, line by line.
+    pub fn talk(&self, args: &[&str]) -> Result<Talk> {
+        eprintln!("bench: load {}", args.join(" "));
+        let mut command = self.command(args);
+        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let mut child = child.with_context(|| format!("start {command:?}"))?;
+        let lines = BufReader::new(child.stdout.take().context("no pipe to the load")?).lines();
+        Ok(Talk { child, lines })
+    }
+}
+
+/// A load that measures in steps.
+pub struct Talk {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Talk {
+    /// The next line it says; an error if it ends instead.
+    pub fn line(&mut self) -> Result<String> {
+        let line = self.lines.next().context("the load ended too early")?;
+        line.context("read what the load says")
+    }
+
+    /// Lets it go on.
+    pub fn go_on(&mut self) -> Result<()> {
+        let input = self.child.stdin.as_mut().context("no pipe to the load")?;
+        input.write_all(b"\n").context("write to the load")
+    }
+
+    /// Ends its input and waits until it has ended well; what it said last.
+    pub fn end(mut self) -> Result<String> {
+        drop(self.child.stdin.take());
+        let mut last = String::new();
+        for line in self.lines {
+            last = line.context("read what the load says")?;
+        }
+        let status = self.child.wait().context("wait for the load")?;
         if !status.success() {
-            bail!("{command:?} failed with {status}");
+            bail!("the load failed with {status}");
         }
-        Ok(looked)
+        Ok(last)
     }
 }
 
-/// Resident memory of the parts in KiB; of a node's, node 0.
-struct Memory {
-    operator: u64,
-    supervisor: u64,
-    pump: u64,
-    agent: u64,
-}
-
-impl Memory {
-    fn read(stack: &Stack) -> Result<Self> {
-        let of = |name: &str| {
-            stack
-                .process(name)?
-                .with_context(|| format!("{name} does not run"))
-        };
-        let node = node_name(0);
-        let supervisor = of(&node)?;
-        let agent = stack
-            .agent(0)?
-            .with_context(|| format!("the agent of {node} does not run"))?;
-        let program = |process: &Identity| fs::read_link(format!("/proc/{}/exe", process.pid)).ok();
-        let own = program(&supervisor);
-        let mut pump = 0;
-        for child in supervisor.children()? {
-            if program(&child) == own {
-                pump += memory::rss_kib(&child)?;
-            }
-        }
-        Ok(Self {
-            operator: memory::rss_kib(&of(OPERATOR_NAME)?)?,
-            supervisor: memory::rss_kib(&supervisor)?,
-            pump,
-            agent: memory::rss_kib(&agent)?,
-        })
-    }
-}
-
-fn samples(answer: &Value, key: &str) -> Result<Samples> {
+/// The times called `key` in an answer of the load.
+pub fn samples(answer: &Value, key: &str) -> Result<Samples> {
     let list = answer[key]
         .as_array()
         .with_context(|| format!("the load did not answer with {key}"))?;
