@@ -7,7 +7,7 @@ use fairlead_crds::{ExecutionPhase, Outcome};
 use fairlead_e2e::fleet::*;
 use fairlead_e2e::{admin, leases, namespace, wait_for};
 use rustix::process::Signal;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn sigterm_ends_and_reports_what_runs() {
@@ -30,7 +30,7 @@ async fn sigterm_ends_and_reports_what_runs() {
         .expect("the supervisor runs");
     let since = Instant::now();
     assert!(process.signal(Signal::TERM).expect("send a signal"));
-    let ended = ended_execution(&ns, "long", Duration::from_secs(20)).await;
+    let ended = ended_execution(&ns, "long", SOON).await;
     println!("reported {:?} after SIGTERM", since.elapsed());
     let status = ended.status.expect("status");
     assert_eq!(

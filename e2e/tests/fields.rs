@@ -233,7 +233,7 @@ async fn a_tool_that_changes_between_offer_and_call_is_not_called() {
         &script(
             "model",
             &json!([
-        {"when": {"turn": 1}, "respond": {"delayMillis": 3000, "toolCalls": [{"id": "a", "name": "moving"}]}},
+        {"when": {"turn": 1}, "respond": {"delayMillis": 10_000, "toolCalls": [{"id": "a", "name": "moving"}]}},
         {"when": {"resultMatches": "TOOL_CHANGED"}, "respond": {"text": "It changed."}}]),
         ),
     )

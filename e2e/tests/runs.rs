@@ -9,6 +9,7 @@ use fairlead_e2e::model::{Model, calls};
 use fairlead_e2e::{admin, merge, namespace, wait_for};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::path::Path;
 
 fn results(request: &Value) -> BTreeMap<String, String> {
     request["messages"]
@@ -53,7 +54,10 @@ async fn three_turns_and_five_calls_keep_their_order_and_their_bytes() {
         &shell_tool("serial", "printf '%s\\n\\303\\244\\000end' \"$1\"; date +%s%N"),
     )
     .await;
-    let mut beside = shell_tool("beside", "sleep 0.4; printf 'beside %s' \"$1\"");
+    // Each waits for the other: only calls beside each other ever end.
+    let rendezvous =
+        "touch \"$1\"; until [ -e x ] && [ -e y ]; do sleep 0.05; done; printf 'beside %s' \"$1\"";
+    let mut beside = shell_tool("beside", rendezvous);
     beside["spec"]["parallelSafe"] = json!(true);
     made(&ns, &beside).await;
     made(&ns, &run_with("five", "model", &["serial", "beside"])).await;
@@ -135,14 +139,20 @@ async fn a_turn_with_one_short_call_costs_exactly_five_writes() {
         "{:?}",
         run.status
     );
-    let mut counts: BTreeMap<(String, String, String), usize> = BTreeMap::new();
-    for (user, verb, resource, _) in writes_in(&ns) {
-        *counts.entry((user, verb, resource)).or_default() += 1;
-    }
-    // What concerns the run alone; the status of the Tool and of the ModelProvider is written once each.
-    counts.retain(|(_, _, resource), _| {
-        !resource.starts_with("tools") && !resource.starts_with("modelproviders")
-    });
+    // The server's own record of a write may come after its answer: the last of them is the run's end.
+    let counts = wait_for("the records of all writes", SOON, || async {
+        let mut counts: BTreeMap<(String, String, String), usize> = BTreeMap::new();
+        for (user, verb, resource, _) in writes_in(&ns) {
+            *counts.entry((user, verb, resource)).or_default() += 1;
+        }
+        // What concerns the run alone; the status of the Tool and of the ModelProvider is written once each.
+        counts.retain(|(_, _, resource), _| {
+            !resource.starts_with("tools") && !resource.starts_with("modelproviders")
+        });
+        let enough = counts.values().sum::<usize>() >= 13;
+        if enough { Ok(counts) } else { Err(counts) }
+    })
+    .await;
     println!("writes of a run with two calls in three turns: {counts:#?}");
     let of = |user: &str, verb: &str, resource: &str| {
         counts
@@ -163,7 +173,7 @@ async fn a_turn_with_one_short_call_costs_exactly_five_writes() {
 async fn a_long_call_is_handed_back_and_can_be_waited_for() {
     drop(fleet(1));
     let ns = namespace("handle").await;
-    made(&ns, &shell_tool("long", "echo begin; sleep 4; echo end $1")).await;
+    made(&ns, &shell_tool("long", "echo begin; sleep 10; echo end $1")).await;
     made(&ns, &script("model", &json!([
         {"when": {"turn": 1}, "respond": {"toolCalls": [{"id": "a", "name": "long", "arguments": {"arg": "x"}}]}},
         {"when": {"turn": 2, "resultMatches": "\"execution_id\":\"([^\"]+)\""},
@@ -284,7 +294,16 @@ async fn a_cancelled_run_ends_when_nothing_of_it_is_left() {
         "{held:?}"
     );
     let group = held.isolation.unwrap().group.unwrap();
-    assert!(!fleet(1).cgroup_root(0).join(&group).exists(), "{group} is left");
+    let group = fleet(1).cgroup_root(0).join(group);
+    removed(&group).await;
+}
+
+/// Waits until a group is removed, which comes after its end is told.
+async fn removed(group: &Path) {
+    wait_for("the group to be removed", SOON, || async {
+        if group.exists() { Err(group) } else { Ok(()) }
+    })
+    .await;
 }
 
 /// Executions that end in five ways, each called `x-` and the name of its tool.
@@ -487,7 +506,8 @@ async fn a_finished_run_goes_after_its_time_with_all_that_belongs_to_it() {
         {"respond": {"text": "Done."}}])))
     .await;
     let mut run = run_with("short-lived", "model", &["echo"]);
-    run["spec"]["ttlSecondsAfterFinished"] = json!(2);
+    // Long enough to look at it once more.
+    run["spec"]["ttlSecondsAfterFinished"] = json!(15);
     made(&ns, &run).await;
     let run = ended_run(&ns, "short-lived", SOON).await;
     let stored = executions_of(&ns, &run)

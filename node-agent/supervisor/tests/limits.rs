@@ -12,7 +12,6 @@ mod rig;
 
 use std::any::type_name_of_val;
 use std::path::Path;
-use std::time::Duration;
 
 use fairlead_supervisor::cgroup::{CONTROLLERS, Group, Limits, MemoryEvents};
 use fairlead_supervisor::probe::probe;
@@ -309,7 +308,7 @@ fn cg_06_a_limit_that_cannot_be_set_is_an_error_that_names_it() {
         );
         child.set_limits(&memory(64)).expect("now there is one");
         assert_eq!(child.read("memory.max").expect("read"), (64 * MIB).to_string());
-        root.remove(Duration::from_secs(1)).expect("remove");
+        root.remove(BOUND).expect("remove");
         assert!(!Path::new(root.path()).exists());
     });
 }

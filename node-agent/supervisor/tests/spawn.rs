@@ -10,11 +10,10 @@ mod rig;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::time::Duration;
 
 use fairlead_supervisor::step::Step;
 use fairlead_supervisor::wire::{Event, Request};
-use rig::{Agent, Attempt, Rig, UID, ready};
+use rig::{Agent, Attempt, BOUND, Rig, UID, ready};
 
 #[test]
 fn fake_agent() {
@@ -55,7 +54,7 @@ fn ends_are_told_and_recorded() {
         assert_eq!(journal.exited.expect("exited").exit.wait_status, status);
         assert!(journal.output.expect("output").stdout.ended);
         assert!(!attempt.group().populated().expect("populated"));
-        attempt.group().remove(Duration::from_secs(1)).expect("remove");
+        attempt.group().remove(BOUND).expect("remove");
         agent
             .client
             .send(&Request::Forget { key: attempt.key })
@@ -191,7 +190,7 @@ fn a_group_that_is_gone_and_a_closed_home_are_refusals() {
     let (mut agent, _) = rig.agent();
     let gone = rig.attempt(1);
     let dir = gone.group().open().expect("open");
-    gone.group().remove(Duration::from_secs(1)).expect("remove");
+    gone.group().remove(BOUND).expect("remove");
     agent.spawn_into(&gone, dir, &["true"]);
     assert_eq!(refused(&mut agent, &gone), (Step::Group, libc::ENOENT));
     let closed = rig.attempt(2);
