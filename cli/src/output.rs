@@ -54,7 +54,7 @@ fn missing(name: &str, status: &ToolExecutionStatus) -> String {
     let reason = status.reason.as_deref().unwrap_or("no reason given");
     let wait = format!("see: kubectl get tx {name} --watch");
     match status.phase {
-        None => format!("{name} has not started yet, and has no output; {wait}"),
+        None => format!("{name} has not ended: its output is written when it does; {wait}"),
         Some(phase @ (ExecutionPhase::Queued | ExecutionPhase::Running)) => {
             format!("{name} is {phase}: its output is written when it ends; {wait}")
         }
@@ -124,7 +124,7 @@ mod tests {
         let mut status = ToolExecutionStatus::default();
         assert_eq!(
             missing("tx", &status),
-            "tx has not started yet, and has no output; see: kubectl get tx tx --watch"
+            "tx has not ended: its output is written when it does; see: kubectl get tx tx --watch"
         );
         status.phase = Some(ExecutionPhase::Running);
         assert_eq!(

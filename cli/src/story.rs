@@ -12,6 +12,9 @@ use fairlead_crds::{
 use jiff::SignedDuration;
 use std::collections::{BTreeMap, HashSet};
 
+/// A creation is known to the second: it was at most this much later.
+const REST_OF_SECOND: SignedDuration = SignedDuration::from_millis(999);
+
 /// What is known of a run, and what was said.
 #[derive(Debug)]
 pub struct Story {
@@ -69,14 +72,18 @@ impl Story {
     pub fn news(&mut self) -> Vec<Fact> {
         let mut facts = story_facts::of_run(&self.run);
         for turn in self.turns.values() {
-            facts.extend(story_facts::of_turn(turn));
-            let of_turn = |execution: &&ToolExecution| execution.spec.turn == Some(turn.spec.index);
+            let mut of_turn = story_facts::of_turn(turn);
+            if let Some(asked) = of_turn.first_mut().filter(|fact| fact.at.is_none()) {
+                asked.at = made_within_second(turn, &facts);
+            }
+            facts.extend(of_turn);
+            let belongs = |execution: &&ToolExecution| execution.spec.turn == Some(turn.spec.index);
             let last_attempt = !self.turns.contains_key(&(turn.spec.index, turn.spec.attempt + 1));
             if last_attempt {
                 facts.extend(
                     self.executions
                         .values()
-                        .filter(of_turn)
+                        .filter(belongs)
                         .flat_map(|tx| story_facts::of_execution(tx, completed(turn))),
                 );
             }
@@ -139,7 +146,6 @@ impl Story {
     /// When the run began. Its creation is known to the second only. It was taken up after that, and usually at once, so
     /// that is a better beginning as long as it lies within that second.
     fn began(&self) -> Option<Time> {
-        const REST_OF_SECOND: SignedDuration = SignedDuration::from_millis(999);
         let created = self.run.metadata.creation_timestamp.as_ref().map(|time| time.0);
         let asked = || {
             let (_, first) = self.turns.first_key_value()?;
@@ -156,6 +162,17 @@ impl Story {
 
 fn seconds(hundredths: i64) -> String {
     format!("{}.{:02} s", hundredths / 100, hundredths % 100)
+}
+
+/// When a turn was made whose request has not ended: after what came `before` it in the second of its creation.
+fn made_within_second(turn: &AgentTurn, before: &[Fact]) -> Option<Time> {
+    let created = turn.metadata.creation_timestamp.as_ref()?.0;
+    let latest = created.checked_add(REST_OF_SECOND).ok()?;
+    let earlier = before
+        .iter()
+        .filter_map(|fact| fact.at)
+        .filter(|at| *at <= latest);
+    Some(earlier.max().map_or(created, |at| at.max(created)))
 }
 
 fn completed(turn: &AgentTurn) -> Option<Time> {

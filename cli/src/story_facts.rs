@@ -243,7 +243,10 @@ pub fn of_execution(execution: &ToolExecution, called: Option<Time>) -> Vec<Fact
 
 fn ended(tool: &str, phase: ExecutionPhase, status: &ToolExecutionStatus) -> String {
     let mut line = format!("  {tool} {phase}");
-    let plain = phase == ExecutionPhase::Succeeded && status.reason.as_deref() == Some("Completed");
+    let plain = match status.reason.as_deref() {
+        Some("Completed") => phase == ExecutionPhase::Succeeded,
+        reason => reason == Some(phase.as_str()),
+    };
     if let Some(reason) = status.reason.as_ref().filter(|_| !plain) {
         line.push_str(&format!(" ({reason})"));
     }

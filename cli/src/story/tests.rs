@@ -187,3 +187,18 @@ fn a_call_that_waits_is_said_after_the_call_was_made() {
         "0.10 s   shell waits (NoReadyNode) triage-1-aa"
     );
 }
+
+#[test]
+fn the_next_turn_is_asked_after_the_calls_of_the_one_before() {
+    let mut story = Story::new(run(json!({"startTime": "2026-01-01T00:00:00.100Z"})));
+    story.see_turn(turn(1, 1, call_of_turn_one()));
+    let mut next = turn(2, 1, json!({}));
+    let second = "2026-01-01T00:00:01Z".parse().unwrap();
+    next.metadata.creation_timestamp = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(second));
+    story.see_turn(next);
+    story.see_execution(execution("triage-1-aa", end_of_shell()));
+    let lines = said(&mut story);
+    let last = &lines[lines.len() - 2..];
+    assert!(last[0].starts_with("1.23 s   shell Succeeded"), "{lines:#?}");
+    assert_eq!(last[1], "1.23 s turn 2 asks m of provider main", "{lines:#?}");
+}
