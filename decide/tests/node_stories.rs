@@ -1,6 +1,6 @@
 //! One story per way an execution can go.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by it")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by it")]
 
 mod node_toy;
 
@@ -283,6 +283,40 @@ fn a_newer_plan_is_refused() {
         )
     );
     assert!(toy.started.is_empty());
+}
+
+#[test]
+fn a_plan_too_new_to_be_read_is_refused_unless_something_of_it_was_begun() {
+    let mut object = execution("u1");
+    object.spec.binding.as_mut().unwrap().plan_version = 2;
+    let object = std::sync::Arc::new(object);
+    let mut toy = Toy::new();
+    let now = toy.moment();
+    let keys = toy.world.absorb(Event::TooNew(std::sync::Arc::clone(&object)));
+    let [key] = keys.as_slice() else {
+        panic!("one attempt to decide: {keys:?}");
+    };
+    let actions = decide(&toy.world, key, now).actions;
+    let [Action::Report(report)] = actions.as_slice() else {
+        panic!("its end and nothing else: {actions:?}");
+    };
+    let status = &report.status;
+    assert_eq!(status.reason.as_deref(), Some(reason::PLAN_VERSION));
+    assert_eq!(status.outcome, Some(Outcome::NotStarted));
+
+    // The same after a restart: its process was begun by an agent that could read the plan.
+    let mut toy = Toy::new();
+    let script = Script {
+        runs_ms: 50_000,
+        ..Script::default()
+    };
+    toy.add(execution("u1"), script);
+    toy.run_until(5_000);
+    toy.restart_unable_to_read("u1");
+    toy.run_until(20_000);
+    assert_eq!(toy.world.absorb(Event::TooNew(object)), []);
+    toy.run_until(30_000);
+    assert_eq!(toy.phase("u1"), Some(ExecutionPhase::Running), "it is left alone");
 }
 
 #[test]

@@ -60,8 +60,10 @@ pub(crate) struct Listing {
     pub(crate) kept: BTreeMap<String, (ObjectRef, RunKey)>,
     pub(crate) held: Vec<Held>,
     pub(crate) runs: Vec<(RunKey, u32)>,
-    /// UIDs of live executions whose objects cannot be read.
+    /// UIDs of live executions whose objects cannot be read, or not their plans.
     pub(crate) unreadable: BTreeSet<String>,
+    /// Those whose plans are too new to be read.
+    pub(crate) too_new: Vec<Arc<ToolExecution>>,
 }
 
 /// The loop's state.
@@ -209,6 +211,7 @@ impl Agent {
             held,
             runs,
             unreadable,
+            too_new,
         } = listing;
         let entries: Vec<Entry> = early
             .into_iter()
@@ -232,6 +235,9 @@ impl Agent {
         };
         self.absorb(Event::Unreadable(unreadable));
         self.absorb(Event::Resynced(Box::new(snapshot)));
+        for object in too_new {
+            self.absorb(Event::TooNew(object));
+        }
         self.metrics.adopted(self.world.running());
         self.ready.set_ready();
         self.state_read.notify_one();

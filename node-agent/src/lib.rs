@@ -8,6 +8,7 @@ mod agent;
 mod args;
 mod collect;
 mod executor;
+mod guard;
 mod host;
 mod identity_probe;
 mod ids;

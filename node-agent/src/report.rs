@@ -1,5 +1,6 @@
 //! Status writes and reads of one execution.
 
+use crate::guard::Guarded;
 use fairlead_crds::names::MANAGER_NODE_AGENT;
 use fairlead_crds::{API_VERSION, ToolExecution};
 use fairlead_decide::node::{ObjectRef, Report, ReportFailure};
@@ -95,12 +96,16 @@ pub(crate) async fn read(
     uid: &str,
     object: &ObjectRef,
 ) -> Result<Option<Arc<ToolExecution>>, ()> {
-    let api: Api<ToolExecution> = Api::namespaced(client, &object.namespace);
+    let api: Api<Guarded> = Api::namespaced(client, &object.namespace);
     match tokio::time::timeout(BOUND, api.get_opt(&object.name)).await {
-        Ok(Ok(found)) => {
-            let found = found.filter(|found| found.metadata.uid.as_deref() == Some(uid));
-            Ok(found.map(Arc::new))
-        }
+        Ok(Ok(found)) => match found.filter(|found| found.meta().uid.as_deref() == Some(uid)) {
+            None => Ok(None),
+            Some(Guarded::Whole(found) | Guarded::TooNew(found)) => Ok(Some(Arc::from(found))),
+            Some(Guarded::Unreadable { error, .. }) => {
+                tracing::warn!(uid, error, "read the execution back");
+                Err(())
+            }
+        },
         Ok(Err(error)) => {
             tracing::warn!(uid, %error, "read the execution back");
             Err(())

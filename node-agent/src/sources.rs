@@ -1,6 +1,7 @@
 //! What the API server says of executions bound to this node.
 
 use crate::agent::{Input, Listing};
+use crate::guard::Guarded;
 use crate::host::Host;
 use anyhow::Context;
 use fairlead_crds::names::LABEL_RUN_UID;
@@ -8,10 +9,10 @@ use fairlead_crds::{ExecutionPhase, ToolExecution};
 use fairlead_decide::node::{Event, ObjectRef, RunKey};
 use futures::StreamExt;
 use kube::api::ListParams;
-use kube::core::{DeserializeGuard, ObjectMeta};
+use kube::core::ObjectMeta;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, watcher};
-use kube::{Api, Client};
+use kube::{Api, Client, Resource};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,55 +40,51 @@ fn live_here(node: &str) -> String {
 /// Watches live executions of this node until `out` is closed. The first complete list comes as [`Input::Listed`],
 /// together with the journal; a broken watch is taken up again.
 pub(crate) async fn watch(client: Client, host: Arc<Host>, out: UnboundedSender<Input>) {
-    let api: Api<DeserializeGuard<ToolExecution>> = Api::all(client.clone());
+    let api: Api<Guarded> = Api::all(client.clone());
     let config = watcher::Config::default()
         .fields(&live_here(&host.node.name))
         .timeout(WATCH_SECONDS)
         .page_size(PAGE);
     let mut stream = watcher(api, config).default_backoff().boxed();
-    let mut listing = Vec::new();
-    let mut unreadable = BTreeSet::new();
+    let mut listing = List::default();
     let mut first = true;
     while let Some(event) = stream.next().await {
         let input = match event {
             Ok(watcher::Event::Init) => {
-                listing.clear();
-                unreadable.clear();
+                listing = List::default();
                 continue;
             }
             Ok(watcher::Event::InitApply(object)) => {
-                match readable(object) {
-                    Ok(object) => listing.push(object),
-                    Err(uid) => unreadable.extend(uid),
-                }
+                listing.take(object);
                 continue;
             }
             Ok(watcher::Event::InitDone) if first => {
                 first = false;
-                let live = std::mem::take(&mut listing);
-                let unreadable = std::mem::take(&mut unreadable);
-                Input::Listed(Box::new(first_listing(&client, &host, live, unreadable).await))
+                let list = std::mem::take(&mut listing);
+                Input::Listed(Box::new(first_listing(&client, &host, list).await))
             }
             Ok(watcher::Event::InitDone) => {
-                let unreadable = Event::Unreadable(std::mem::take(&mut unreadable));
-                if out.send(Input::Event(unreadable)).is_err() {
+                let list = std::mem::take(&mut listing);
+                let (last, before) = list.events();
+                if before
+                    .into_iter()
+                    .any(|event| out.send(Input::Event(event)).is_err())
+                {
                     return;
                 }
-                Input::Event(Event::Listed(std::mem::take(&mut listing)))
+                Input::Event(last)
             }
-            Ok(watcher::Event::Apply(object)) => match readable(object) {
-                Ok(object) => Input::Event(Event::Seen(object)),
-                Err(_) => continue,
+            Ok(watcher::Event::Apply(object)) => match object {
+                Guarded::Whole(object) => Input::Event(Event::Seen(Arc::from(object))),
+                Guarded::TooNew(object) => Input::Event(Event::TooNew(Arc::from(object))),
+                Guarded::Unreadable { metadata, error } => {
+                    warn_unreadable(&metadata, &error);
+                    continue;
+                }
             },
-            Ok(watcher::Event::Delete(object)) => {
-                let uid = match object.0 {
-                    Ok(object) => object.metadata.uid,
-                    Err(invalid) => invalid.metadata.uid,
-                };
-                Input::Event(Event::Left {
-                    uid: uid.unwrap_or_default(),
-                })
-            }
+            Ok(watcher::Event::Delete(object)) => Input::Event(Event::Left {
+                uid: object.meta().uid.clone().unwrap_or_default(),
+            }),
             Err(error) => {
                 tracing::warn!(%error, "the watch of executions broke");
                 continue;
@@ -99,43 +96,60 @@ pub(crate) async fn watch(client: Client, host: Arc<Host>, out: UnboundedSender<
     }
 }
 
-/// The object, or the UID of one that cannot be read.
-fn readable(object: DeserializeGuard<ToolExecution>) -> Result<Arc<ToolExecution>, Option<String>> {
-    match object.0 {
-        Ok(mut object) => {
-            // Who wrote which field is of no use here, and as large as the rest.
-            object.metadata.managed_fields = None;
-            Ok(Arc::new(object))
+/// A complete list of the watch.
+#[derive(Default)]
+struct List {
+    live: Vec<Arc<ToolExecution>>,
+    too_new: Vec<Arc<ToolExecution>>,
+    /// UIDs of those of which nothing, or not the plan, is known.
+    unreadable: BTreeSet<String>,
+}
+
+impl List {
+    fn take(&mut self, object: Guarded) {
+        match object {
+            Guarded::Whole(object) => self.live.push(Arc::from(object)),
+            Guarded::TooNew(object) => {
+                self.unreadable.extend(object.metadata.uid.clone());
+                self.too_new.push(Arc::from(object));
+            }
+            Guarded::Unreadable { metadata, error } => {
+                warn_unreadable(&metadata, &error);
+                self.unreadable.extend(metadata.uid);
+            }
         }
-        Err(invalid) => {
-            let (namespace, name) = (invalid.metadata.namespace, invalid.metadata.name);
-            tracing::error!(
-                ?namespace,
-                ?name,
-                error = invalid.error,
-                "an execution cannot be read, and is left alone"
-            );
-            Err(invalid.metadata.uid)
-        }
+    }
+
+    /// The last event and those that come before it.
+    fn events(self) -> (Event, Vec<Event>) {
+        let mut before = vec![Event::Unreadable(self.unreadable)];
+        before.extend(self.too_new.into_iter().map(Event::TooNew));
+        (Event::Listed(self.live), before)
     }
 }
 
+fn warn_unreadable(metadata: &ObjectMeta, error: &str) {
+    let (namespace, name) = (&metadata.namespace, &metadata.name);
+    tracing::error!(
+        ?namespace,
+        ?name,
+        error,
+        "an execution cannot be read, and is left alone"
+    );
+}
+
 /// The list of the watch, completed by what exists at all and by the journal. Tries until it succeeds.
-async fn first_listing(
-    client: &Client,
-    host: &Arc<Host>,
-    live: Vec<Arc<ToolExecution>>,
-    unreadable: BTreeSet<String>,
-) -> Listing {
+async fn first_listing(client: &Client, host: &Arc<Host>, list: List) -> Listing {
     loop {
         match try_listing(client, host).await {
             Ok((kept, held, runs)) => {
                 return Listing {
-                    live,
+                    live: list.live,
                     kept,
                     held,
                     runs,
-                    unreadable,
+                    unreadable: list.unreadable,
+                    too_new: list.too_new,
                 };
             }
             Err(error) => tracing::warn!(error = format!("{error:#}"), "read the node's state"),

@@ -16,6 +16,7 @@ impl World {
         match event {
             Event::Resynced(snapshot) => self.resync(*snapshot, &mut dirty),
             Event::Unreadable(uids) => self.cannot_read(uids, &mut dirty),
+            Event::TooNew(object) => self.too_new(object, &mut dirty),
             Event::Draining { kill_at } => {
                 self.draining = Some(kill_at);
                 dirty.extend(self.attempts.keys().cloned().map(Key::Attempt));
@@ -77,6 +78,18 @@ impl World {
         let before = std::mem::replace(&mut self.unreadable, uids);
         let keys = before.iter().flat_map(|uid| self.attempts_of(uid));
         dirty.extend(keys.map(Key::Attempt));
+    }
+
+    /// Nothing of a new one ran, since its start is refused by its version. What another version of the agent began, or
+    /// what was refused already, is not touched.
+    fn too_new(&mut self, object: Arc<ToolExecution>, dirty: &mut Dirty) {
+        let Some(attempt) = attempt_of(&object, &self.node.name) else {
+            return;
+        };
+        let uid = uid_of(&object).to_owned();
+        if !self.attempts.contains_key(&AttemptKey { uid, attempt }) {
+            self.seen(object, dirty);
+        }
     }
 
     /// Attempts that `which` names are read back before anything is started or written for them.

@@ -359,6 +359,9 @@ pub enum Event {
     /// UIDs of live executions whose objects cannot be read. An attempt of one that the coming [`Event::Resynced`] finds
     /// only in the journal is neither started nor killed nor discarded.
     Unreadable(BTreeSet<String>),
+    /// A live execution whose plan has a version and a form that are not known; the plan that stands in it is none. An
+    /// attempt that is not known yet ends with a refusal. Comes after [`Event::Resynced`].
+    TooNew(Arc<ToolExecution>),
     /// The node's agent is to end: nothing new is started, and what runs is stopped.
     Draining {
         /// When what still runs is killed, whatever its grace; `CLOCK_BOOTTIME` milliseconds.
