@@ -51,7 +51,7 @@ impl Executor {
                 Ok(())
             }
             Action::DeleteRun { run } => self.delete_run(run).await,
-            Action::DeleteExecution { execution } => self.delete(&**execution).await,
+            Action::DeleteExecution { execution } => self.delete(&**execution, Event::Execution).await,
             Action::Ask { .. } | Action::StopAsking { .. } | Action::Want { .. } => Ok(()),
         }
     }
@@ -249,24 +249,28 @@ impl Executor {
         Err(failure)
     }
 
+    /// Deletes a run as it was decided on, and then what belongs to it, in bulk: the garbage collector would come to it
+    /// as well, but much later.
     async fn delete_run(&self, run: &AgentRun) -> Result<(), WriteFailure> {
+        self.delete(run, Event::Run).await?;
         let namespace = namespace_of(&run.metadata);
         let uid = run.metadata.uid.clone().unwrap_or_default();
         let children = ListParams::default().labels(&format!("{LABEL_RUN_UID}={uid}"));
         let executions: Api<ToolExecution> = self.api(&namespace);
-        executions
-            .delete_collection(&DeleteParams::default(), &children)
-            .await
-            .map_err(failure)?;
         let turns: Api<AgentTurn> = self.api(&namespace);
-        turns
-            .delete_collection(&DeleteParams::default(), &children)
-            .await
-            .map_err(failure)?;
-        self.delete(run).await
+        let params = DeleteParams::default();
+        let (executions, turns) = tokio::join!(
+            executions.delete_collection(&params, &children),
+            turns.delete_collection(&params, &children)
+        );
+        for error in [executions.err(), turns.err()].into_iter().flatten() {
+            tracing::info!(run = run.metadata.name, %error, "the garbage collector deletes what belonged to the run");
+        }
+        Ok(())
     }
 
-    async fn delete<K>(&self, object: &K) -> Result<(), WriteFailure>
+    /// Deletes an object if it still is as it was decided on: a time to live may have been raised meanwhile.
+    async fn delete<K>(&self, object: &K, event: fn(Arc<K>) -> Event) -> Result<(), WriteFailure>
     where
         K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
             + Clone
@@ -274,19 +278,20 @@ impl Executor {
             + Debug,
     {
         let meta = object.meta();
-        let only_this = Preconditions {
+        let as_decided = Preconditions {
             uid: meta.uid.clone(),
-            resource_version: None,
+            resource_version: meta.resource_version.clone(),
         };
         let params = DeleteParams {
-            preconditions: Some(only_this),
+            preconditions: Some(as_decided),
             ..DeleteParams::background()
         };
         let api: Api<K> = self.api(&namespace_of(meta));
-        let result = api
-            .delete(meta.name.as_deref().unwrap_or_default(), &params)
-            .await;
-        result.map(|_| ()).map_err(failure)
+        let name = meta.name.as_deref().unwrap_or_default();
+        match api.delete(name, &params).await {
+            Ok(_) => Ok(()),
+            Err(error) => self.read_back(&api, name, error, event).await,
+        }
     }
 }
 

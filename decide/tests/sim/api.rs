@@ -377,41 +377,48 @@ impl Api {
                     Ok(()),
                 )
             }
-            Action::DeleteRun { run } => {
-                self.count("run delete");
-                self.delete_children(run.metadata.uid.as_deref().unwrap_or_default());
-                match self.runs.get(&key_of(&run.metadata)) {
-                    Some(stored) if stored.metadata.uid == run.metadata.uid => {
-                        if !run_ended(stored) {
-                            self.violation(format!(
-                                "a run was deleted that had not ended: {}",
-                                key_of(&run.metadata)
-                            ));
-                        }
-                        self.delete_run(&key_of(&run.metadata));
-                        (Vec::new(), Ok(()))
-                    }
-                    _ => gone(),
-                }
-            }
-            Action::DeleteExecution { execution } => {
-                self.count("execution delete");
-                match self.executions.get(&key_of(&execution.metadata)) {
-                    Some(stored) if stored.metadata.uid == execution.metadata.uid => {
-                        if !has_ended(stored) {
-                            self.violation(format!(
-                                "{} was deleted before its end",
-                                key_of(&execution.metadata)
-                            ));
-                        }
-                        self.delete_execution(&key_of(&execution.metadata));
-                        (Vec::new(), Ok(()))
-                    }
-                    _ => gone(),
-                }
-            }
+            Action::DeleteRun { run } => self.retire_run(run),
+            Action::DeleteExecution { execution } => self.retire_execution(execution),
             Action::Ask { .. } | Action::StopAsking { .. } | Action::Want { .. } => (Vec::new(), Ok(())),
         }
+    }
+
+    /// Deletes a run if it still is as it was decided on.
+    fn retire_run(&mut self, run: &AgentRun) -> Written {
+        self.count("run delete");
+        let key = key_of(&run.metadata);
+        let stored = self.runs.get(&key).filter(|r| r.metadata.uid == run.metadata.uid);
+        let Some(stored) = stored.cloned() else {
+            return gone();
+        };
+        if stored.metadata.resource_version != run.metadata.resource_version {
+            return (vec![Event::Run(stored)], Err(modified()));
+        }
+        if !run_ended(&stored) {
+            self.violation(format!("a run was deleted that had not ended: {key}"));
+        }
+        self.delete_run(&key);
+        self.delete_children(run.metadata.uid.as_deref().unwrap_or_default());
+        (Vec::new(), Ok(()))
+    }
+
+    /// Deletes a user's own execution if it still is as it was decided on.
+    fn retire_execution(&mut self, execution: &ToolExecution) -> Written {
+        self.count("execution delete");
+        let key = key_of(&execution.metadata);
+        let stored = self.executions.get(&key);
+        let stored = stored.filter(|x| x.metadata.uid == execution.metadata.uid);
+        let Some(stored) = stored.cloned() else {
+            return gone();
+        };
+        if stored.metadata.resource_version != execution.metadata.resource_version {
+            return (vec![Event::Execution(stored)], Err(modified()));
+        }
+        if !has_ended(&stored) {
+            self.violation(format!("{key} was deleted before its end"));
+        }
+        self.delete_execution(&key);
+        (Vec::new(), Ok(()))
     }
 
     fn create_turn(&mut self, run: &AgentRun, name: &str, spec: &AgentTurnSpec, now: Ms) -> Written {
@@ -880,6 +887,10 @@ impl Api {
         }
         calls
     }
+}
+
+fn modified() -> WriteFailure {
+    fail(WriteFailureKind::Conflict, "the object has been modified")
 }
 
 fn gone() -> Written {
