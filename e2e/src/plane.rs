@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use k8s_openapi::api::authorization::v1::SelfSubjectAccessReview;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -51,7 +52,34 @@ pub fn cluster_for_programs() -> &'static ControlPlane {
 fn plane_with_chart() -> ControlPlane {
     let plane = bare_plane();
     install::chart(plane.cluster(), &[]).expect("install the chart");
+    until_enforced(&plane);
     plane
+}
+
+/// Waits until the server enforces the chart's admission policies, which it takes up a moment after they are stored.
+fn until_enforced(plane: &ControlPlane) {
+    let mut forbidden = crate::execution("forbidden");
+    forbidden["spec"]["binding"] = crate::binding("nowhere", 1, 'a');
+    let path = plane.dir().join("forbidden.json");
+    std::fs::write(&path, forbidden.to_string()).expect("write an execution");
+    let file = format!("--filename={}", path.display());
+    let refused = || {
+        let made = plane
+            .cluster()
+            .kubectl(&["create", &file, "--dry-run=server", "--namespace=default"]);
+        let said = made.err().map(|error| format!("{error:#}"));
+        Ok(said
+            .is_some_and(|said| said.contains("only the operator decides"))
+            .then_some(()))
+    };
+    xtask::wait::until(
+        "the admission policies to count",
+        Duration::from_secs(60),
+        Duration::from_millis(100),
+        refused,
+        String::new,
+    )
+    .expect("enforced policies");
 }
 
 /// A fresh control plane without the chart, with its state in a directory named after the test program.
@@ -142,7 +170,33 @@ pub async fn user(namespace: &str, name: &str, role: &str) -> Client {
             .await
             .unwrap_or_else(|error| panic!("create {object}: {error}"));
     }
-    client_for(&token(namespace, name).await).await
+    let user = client_for(&token(namespace, name).await).await;
+    until_allowed(&user, namespace).await;
+    user
+}
+
+/// Waits until `user` may read runs in `namespace`, as whoever has a role of the chart may: rights count a moment after
+/// they are stored, and what is refused before is not refused by what a test looks at.
+async fn until_allowed(user: &Client, namespace: &str) {
+    let reviews: Api<SelfSubjectAccessReview> = Api::all(user.clone());
+    let review: SelfSubjectAccessReview = serde_json::from_value(json!({
+        "spec": {"resourceAttributes":
+            {"namespace": namespace, "verb": "get", "group": "fairlead.dev", "resource": "agentruns"}},
+    }))
+    .expect("a review");
+    wait_for(
+        &format!("rights in {namespace}"),
+        Duration::from_secs(60),
+        || async {
+            let answer = reviews.create(&PostParams::default(), &review).await;
+            let status = answer.map_err(|error| error.to_string())?.status;
+            match &status {
+                Some(status) if status.allowed => Ok(()),
+                _ => Err(format!("{status:?}")),
+            }
+        },
+    )
+    .await;
 }
 
 /// Lets ServiceAccount `account` of `from` do `verb` on the one object `name` of core resource `resource` in

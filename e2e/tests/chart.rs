@@ -7,11 +7,15 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use fairlead_e2e::*;
 use serde_json::{Value, json};
 use xtask::programs::{Profile, Programs};
 use xtask::{install, repo};
+
+/// How long the control plane may take on a busy machine.
+const LIMIT: Duration = Duration::from_secs(60);
 
 fn chart() -> String {
     repo::chart().display().to_string()
@@ -269,18 +273,23 @@ fn ours(kind: &str) -> BTreeSet<String> {
         .collect()
 }
 
-fn policies_are_the_ones_our_parts_look_for() {
+async fn policies_are_the_ones_our_parts_look_for() {
     let expected: BTreeSet<String> = fairlead_crds::names::ADMISSION_POLICIES
         .iter()
         .map(|name| (*name).to_owned())
         .collect();
     assert_eq!(ours("validatingadmissionpolicies"), expected);
     assert_eq!(ours("validatingadmissionpolicybindings"), expected);
-    let said = cluster()
-        .cluster()
-        .kubectl(&["get", "validatingadmissionpolicies", "--output=json"])
-        .unwrap();
-    let policies: Value = serde_json::from_str(&said).unwrap();
+    let policies = wait_for("the server to check the policies", LIMIT, || async {
+        let get = ["get", "validatingadmissionpolicies", "--output=json"];
+        let said = cluster().cluster().kubectl(&get).map_err(|e| e.to_string())?;
+        let policies: Value = serde_json::from_str(&said).map_err(|e| e.to_string())?;
+        // Before it has looked at them there are no warnings either.
+        let mut all = policies["items"].as_array().unwrap().iter();
+        let checked = all.all(|p| p["status"]["observedGeneration"] == p["metadata"]["generation"]);
+        if checked { Ok(policies) } else { Err(said) }
+    })
+    .await;
     for policy in policies["items"].as_array().unwrap() {
         let name = &policy["metadata"]["name"];
         assert_eq!(policy["spec"]["failurePolicy"], "Fail", "{name}");
@@ -302,7 +311,7 @@ fn policies_are_the_ones_our_parts_look_for() {
 #[tokio::test]
 async fn an_upgrade_keeps_the_leader_and_an_uninstall_keeps_the_record() {
     let plane = cluster();
-    policies_are_the_ones_our_parts_look_for();
+    policies_are_the_ones_our_parts_look_for().await;
     let space = namespace("kept").await;
     create(&admin().await, &space, &run("task")).await.unwrap();
     install::chart(plane.cluster(), &["operator.nodeCapacity=5"]).unwrap();
@@ -348,7 +357,7 @@ async fn an_upgrade_keeps_the_leader_and_an_uninstall_keeps_the_record() {
     let runs = objects(&admin().await, &space, fairlead_crds::API_VERSION, "AgentRun");
     runs.get("task").await.expect("the record is kept");
     install::chart(plane.cluster(), &[]).expect("the chart takes over the CRDs it left");
-    policies_are_the_ones_our_parts_look_for();
+    policies_are_the_ones_our_parts_look_for().await;
 }
 
 /// The arguments of the container of `workload` in what is rendered.

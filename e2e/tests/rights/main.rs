@@ -18,7 +18,7 @@ use fairlead_e2e::*;
 use serde_json::{Value, json};
 
 /// How long a right that was granted may take to count.
-pub const LIMIT: Duration = Duration::from_secs(30);
+pub const LIMIT: Duration = Duration::from_secs(60);
 
 /// A namespace with a run, and an execution of it that the operator bound to `node`.
 pub async fn run_bound_to(prefix: &str, node: &str) -> (String, Value, Value) {
