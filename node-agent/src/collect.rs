@@ -9,6 +9,7 @@ use fairlead_supervisor::cgroup::{self, Group, Usage};
 use fairlead_supervisor::slot::{Stream, StreamOutput};
 use fairlead_supervisor::wire::Request;
 use sha2::{Digest, Sha256};
+use std::fmt::Write;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
@@ -133,7 +134,15 @@ fn try_output(
     let path = host.spool.stdout(key);
     let mut file = File::open(&path)?;
     let stored = file.metadata()?.len();
-    let sha256 = digest(&mut file)?;
+    let max = max_bytes as u64;
+    // Short output, which is most, is read once for all that is made of it.
+    let whole = stored <= max.min(CHUNK as u64);
+    let head = read_at(&file, 0, max.min(stored))?;
+    let sha256 = if whole {
+        hex(Sha256::digest(&head))
+    } else {
+        digest(&mut file)?
+    };
     let slot = host.spool.slot(key)?;
     let journal = slot.read()?;
     let account = journal.output.map(|output| output.stdout);
@@ -145,14 +154,16 @@ fn try_output(
         ended: true,
     });
     let total = account.total.max(stored);
-    let head = read_at(&file, 0, (max_bytes as u64).min(stored))?;
     let tail = if account.dropped() > 0 {
-        slot.read_tail(Stream::Stdout, &account)?
+        Some(slot.read_tail(Stream::Stdout, &account)?)
+    } else if whole {
+        None
     } else {
-        let want = (max_bytes as u64).min(stored);
-        read_at(&file, stored - want, want)?
+        let want = max.min(stored);
+        Some(read_at(&file, stored - want, want)?)
     };
-    let Canonical { text, truncated } = canonical(&head, &tail, total, max_bytes, name);
+    let tail = tail.as_ref().unwrap_or(&head);
+    let Canonical { text, truncated } = canonical(&head, tail, total, max_bytes, name);
     let output = ExecutionOutput {
         text,
         truncated,
@@ -188,7 +199,17 @@ fn digest(file: &mut File) -> io::Result<String> {
             n => hash.update(buffer.get(..n).unwrap_or_default()),
         }
     }
-    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(hex(hash.finalize()))
+}
+
+fn hex(digest: impl AsRef<[u8]>) -> String {
+    let digest = digest.as_ref();
+    let mut text = String::with_capacity(2 * digest.len());
+    for byte in digest {
+        // Into a String this cannot fail.
+        let _ = write!(text, "{byte:02x}");
+    }
+    text
 }
 
 fn read_at(file: &File, offset: u64, len: u64) -> io::Result<Vec<u8>> {
@@ -232,6 +253,19 @@ pub(crate) fn forget(host: &Host, key: &AttemptKey) -> Result<(), String> {
 mod tests {
     use super::*;
     use std::fs;
+
+    #[test]
+    fn the_digest_is_the_same_however_the_bytes_are_read() {
+        let path = std::env::temp_dir().join(format!("fairlead-digest-{}", std::process::id()));
+        for len in [0, 3, CHUNK, CHUNK + 1] {
+            let bytes = vec![b'x'; len];
+            fs::write(&path, &bytes).unwrap();
+            let read = digest(&mut File::open(&path).unwrap()).unwrap();
+            assert_eq!(read, hex(Sha256::digest(&bytes)), "{len}");
+            assert_eq!(read.len(), 64);
+        }
+        fs::remove_file(path).unwrap();
+    }
 
     #[test]
     fn the_counters_of_the_two_groups_say_whose_limit_it_was() {

@@ -13,6 +13,7 @@ use fairlead_supervisor::sys;
 use fairlead_supervisor::wire::Request;
 use kube::Client;
 use std::collections::BTreeSet;
+use std::io;
 use std::sync::Arc;
 use tokio::sync::{Semaphore, mpsc::UnboundedSender};
 use tokio_util::task::TaskTracker;
@@ -213,15 +214,16 @@ fn remove_run(host: &Host, run: RunKey) -> Event {
 
 /// A crash before this is no harm: the API says that the end is stored.
 fn note_reported(host: &Host, key: &AttemptKey) {
-    if host.spool.attempt(key).exists() {
-        let noted = host.spool.slot(key).and_then(|slot| {
-            slot.write_reported(&Reported {
-                unix_ms: sys::realtime_ms(),
-            })
-        });
-        if let Err(error) = noted {
-            tracing::warn!(execution = %key, %error, "note that the end is stored");
-        }
+    let noted = host.spool.slot(key).and_then(|slot| {
+        slot.write_reported(&Reported {
+            unix_ms: sys::realtime_ms(),
+        })
+    });
+    // One that was refused before its start has no slot.
+    if let Err(error) = noted
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        tracing::warn!(execution = %key, %error, "note that the end is stored");
     }
     if let Err(error) = collect::forget(host, key) {
         tracing::warn!(execution = %key, error, "forget");

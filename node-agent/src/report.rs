@@ -2,7 +2,7 @@
 
 use crate::guard::Guarded;
 use fairlead_crds::names::MANAGER_NODE_AGENT;
-use fairlead_crds::{API_VERSION, ToolExecution};
+use fairlead_crds::{API_VERSION, ToolExecution, ToolExecutionStatus};
 use fairlead_decide::node::{ObjectRef, Report, ReportFailure};
 use fairlead_decide::output::yaml_safe;
 use http::HeaderValue;
@@ -10,7 +10,7 @@ use http::header::ACCEPT;
 use kube::api::{Patch, PatchParams};
 use kube::core::{PartialObjectMeta, Request};
 use kube::{Api, Client, Error, Resource};
-use serde_json::{Value, json};
+use serde::Serialize;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,18 +18,37 @@ const METADATA_ONLY: &str = "application/json;as=PartialObjectMetadata;g=meta.k8
 /// Longest wait for the API server's answer.
 const BOUND: Duration = Duration::from_secs(15);
 
+/// What is applied: written from the status as it is, which may hold a large output.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Body<'a> {
+    api_version: &'static str,
+    kind: &'static str,
+    metadata: Name<'a>,
+    status: &'a ToolExecutionStatus,
+}
+
+#[derive(Serialize)]
+struct Name<'a> {
+    name: &'a str,
+    namespace: &'a str,
+}
+
 /// Applies a status as the agent's field manager.
 ///
 /// # Errors
 /// Whether it may succeed later. A write whose answer was lost counts as one that may: applying the same again changes
 /// nothing.
 pub(crate) async fn write(client: Client, report: &Report) -> Result<(), ReportFailure> {
-    let body = json!({
-        "apiVersion": API_VERSION,
-        "kind": "ToolExecution",
-        "metadata": {"name": report.object.name, "namespace": report.object.namespace},
-        "status": report.status,
-    });
+    let body = Body {
+        api_version: API_VERSION,
+        kind: "ToolExecution",
+        metadata: Name {
+            name: &report.object.name,
+            namespace: &report.object.namespace,
+        },
+        status: &report.status,
+    };
     let result = tokio::time::timeout(BOUND, apply(&client, &report.object, &body)).await;
     let (execution, level) = (&report.key, report.level);
     match result {
@@ -56,7 +75,7 @@ pub(crate) async fn write(client: Client, report: &Report) -> Result<(), ReportF
 async fn apply(
     client: &Client,
     object: &ObjectRef,
-    body: &Value,
+    body: &Body<'_>,
 ) -> Result<PartialObjectMeta<ToolExecution>, Error> {
     let params = PatchParams::apply(MANAGER_NODE_AGENT).force().validation_strict();
     let path = ToolExecution::url_path(&(), Some(&object.namespace));
@@ -121,6 +140,25 @@ pub(crate) async fn read(
 mod tests {
     use super::*;
     use kube::core::Status;
+
+    #[test]
+    fn what_is_applied_names_its_object_and_holds_the_status() {
+        let status = ToolExecutionStatus::default();
+        let body = Body {
+            api_version: API_VERSION,
+            kind: "ToolExecution",
+            metadata: Name {
+                name: "tx",
+                namespace: "ns",
+            },
+            status: &status,
+        };
+        let expected = serde_json::json!({
+            "apiVersion": API_VERSION, "kind": "ToolExecution",
+            "metadata": {"name": "tx", "namespace": "ns"}, "status": status,
+        });
+        assert_eq!(serde_json::to_value(&body).unwrap(), expected);
+    }
 
     #[test]
     fn only_what_may_change_is_tried_again_as_it_is() {
