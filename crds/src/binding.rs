@@ -1,6 +1,6 @@
 //! The binding of an execution: where it runs, under which decisions, and the plan of what runs.
 
-use crate::tool::{CommandRunner, ToolTimeouts};
+use crate::tool::{CommandRunner, Network, ToolTimeouts};
 use crate::values::{Time, open_enum};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -82,6 +82,8 @@ pub struct ExecutionPlan {
     pub timeouts: ToolTimeouts,
     /// Limits, defaults filled in.
     pub resources: PlanResources,
+    /// Which network it sees.
+    pub network: Network,
     /// Most bytes of canonical output.
     pub output_max_bytes: i64,
 }

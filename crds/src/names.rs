@@ -27,6 +27,7 @@ pub const ADMISSION_POLICIES: &[&str] = &[
     "fairlead-secrets",
     "fairlead-service-accounts",
     "fairlead-status",
+    "fairlead-unconfined",
 ];
 /// Label on the Lease of a node agent, with this value, so that the operator can watch just these.
 pub const LABEL_COMPONENT: &str = "app.kubernetes.io/component";

@@ -48,6 +48,11 @@ pub struct ToolSpec {
     /// What is run. Required.
     pub runner: Runner,
 
+    /// Which network a call sees. None: a loopback device of its own and nothing else, so neither the node, the
+    /// cluster nor the outside. Host: the node's; naming it needs the verb unconfined on tools. None by default.
+    #[serde(default)]
+    pub network: Network,
+
     /// How long a call may take.
     #[serde(default)]
     pub timeouts: ToolTimeouts,
@@ -77,6 +82,16 @@ pub enum SideEffect {
     Write,
     /// Something, and it cannot be undone.
     Irreversible,
+}
+
+/// Which network a call sees.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Network {
+    /// A loopback device of its own (network_namespaces(7)).
+    #[default]
+    None,
+    /// The node's.
+    Host,
 }
 
 /// What is run.

@@ -49,7 +49,7 @@ pub fn binding(node: &str, attempt: i64, digit: char) -> Value {
             "toolGeneration": 1, "command": {"argv": ["echo", "word"]},
             "timeouts": {"hardSeconds": 60, "graceSeconds": 3},
             "resources": {"memoryMaxBytes": 67_108_864, "cpuMillicores": 1000, "maxProcesses": 64, "oomGroup": true},
-            "outputMaxBytes": 50_000,
+            "network": "None", "outputMaxBytes": 50_000,
         },
     })
 }

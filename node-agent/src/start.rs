@@ -5,7 +5,7 @@ use crate::host::Host;
 use crate::ids;
 use crate::spool::make_dir;
 use fairlead_crds::conditions::reason;
-use fairlead_crds::{Binding, Controller, ErrorClass, PlanResources};
+use fairlead_crds::{Binding, Controller, ErrorClass, Network, PlanResources};
 use fairlead_decide::node::{Start, StartFailure};
 use fairlead_decide::template::{Rendered, render};
 use fairlead_supervisor::cgroup::{Group, Limits};
@@ -13,7 +13,7 @@ use fairlead_supervisor::client::SpawnFds;
 use fairlead_supervisor::command::command_memfd;
 use fairlead_supervisor::slot::{FILE_SLOT, FILE_STDOUT, Intent, Slot};
 use fairlead_supervisor::sys;
-use fairlead_supervisor::wire::{FLAG_PRIVATE_TMP, Key, Spawn};
+use fairlead_supervisor::wire::{FLAG_PRIVATE_NETWORK, FLAG_PRIVATE_TMP, Key, Spawn};
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -117,7 +117,7 @@ fn ask(
         grace_ms: grace_ms(binding),
         nofile: host.open_files,
         store_max_bytes: host.store_max_bytes,
-        flags: FLAG_PRIVATE_TMP,
+        flags: FLAG_PRIVATE_TMP | network_flag(binding),
     };
     let fds = SpawnFds {
         cgroup: files.group.as_ref().map(AsFd::as_fd),
@@ -131,6 +131,13 @@ fn ask(
     host.link
         .spawn(&spawn, &fds)
         .map_err(|error| failed("ask the supervisor for the process", error))
+}
+
+fn network_flag(binding: &Binding) -> u32 {
+    match binding.plan.network {
+        Network::None => FLAG_PRIVATE_NETWORK,
+        Network::Host => 0,
+    }
 }
 
 fn grace_ms(binding: &Binding) -> u32 {

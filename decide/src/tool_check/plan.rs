@@ -38,6 +38,7 @@ pub fn resolve_plan(tool: &ToolSpec, generation: i64, timeout_seconds: Option<i6
                 .filter_map(|(limit, controller)| limit.map(|_| controller))
                 .collect(),
         },
+        network: tool.network,
         output_max_bytes: tool.output.max_bytes,
     }
 }

@@ -136,7 +136,7 @@ pub fn execution(uid: &str) -> ToolExecution {
             "plan": {"toolGeneration": 1, "command": {"argv": ["true"]},
                      "timeouts": {"hardSeconds": 60, "graceSeconds": 3},
                      "resources": {"memoryMaxBytes": 4_194_304, "cpuMillicores": 10, "maxProcesses": 1, "oomGroup": true},
-                     "outputMaxBytes": 50000}}}
+                     "network": "None", "outputMaxBytes": 50000}}}
     });
     serde_json::from_value(value).unwrap()
 }

@@ -257,7 +257,7 @@ impl Odd {
             "nodeName": format!("node-{}", self.rng.range(0, 5)), "incarnation": "i", "attempt": 1,
             "fence": "0".repeat(32), "term": 1, "planVersion": 1, "admittedAt": "2027-01-15T00:00:00Z",
             "callDigest": "0".repeat(64), "decisions": [],
-            "plan": {"toolGeneration": 1, "command": {"argv": ["x"]}, "timeouts": {}, "outputMaxBytes": 1024,
+            "plan": {"toolGeneration": 1, "command": {"argv": ["x"]}, "timeouts": {}, "network": "None", "outputMaxBytes": 1024,
                      "resources": {"memoryMaxBytes": 1, "cpuMillicores": 1, "maxProcesses": 1, "oomGroup": true}}});
         serde_json::from_value(value).unwrap()
     }

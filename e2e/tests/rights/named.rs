@@ -1,4 +1,4 @@
-//! What a user must be allowed before they may name it: ServiceAccounts and Secrets.
+//! What a user must be allowed before they may name it: ServiceAccounts, Secrets, and the node's network.
 
 use fairlead_e2e::*;
 use k8s_openapi::api::core::v1::Secret;
@@ -126,4 +126,51 @@ async fn naming_a_secret_needs_get_on_it() {
         listed,
         &["cannot list resource \"secrets\""],
     );
+}
+
+#[tokio::test]
+async fn the_network_of_the_node_needs_the_verb_unconfined() {
+    let namespace = namespace("unconfined").await;
+    let user = user(&namespace, "author", "fairlead-edit").await;
+    let mut object = tool("fetch");
+    object["spec"]["network"] = json!("Host");
+    let made = create(&user, &namespace, &object).await;
+    let parts = [
+        "spec.network",
+        "verb unconfined",
+        "leave the field out",
+        "--clusterrole=fairlead-unconfined",
+    ];
+    refused("user: a tool on the node's network", made, &parts);
+    create(&user, &namespace, &tool("alone"))
+        .await
+        .expect("without a network a tool needs no such right");
+
+    let theirs = create(&admin().await, &namespace, &object).await.unwrap();
+    let other = json!({"spec": {"runner": {"command": {"argv": ["curl", "http://169.254.169.254/"]}}}});
+    refused(
+        "user: another command under the permission of somebody else",
+        merge(&user, &namespace, &theirs, &other).await,
+        &["spec.network"],
+    );
+    let label = json!({"metadata": {"labels": {"team": "a"}}});
+    merge(&user, &namespace, &theirs, &label)
+        .await
+        .expect("what is not in the spec may be changed");
+    let confined = json!({"spec": {"network": "None"}});
+    merge(&user, &namespace, &theirs, &confined)
+        .await
+        .expect("giving the network up needs no right");
+
+    let binding = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": {"name": "unconfined"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "fairlead-unconfined"},
+        "subjects": [{"kind": "ServiceAccount", "name": "author", "namespace": namespace}],
+    });
+    create(&admin().await, &namespace, &binding).await.unwrap();
+    let open = json!({"spec": {"network": "Host"}});
+    wait_for("the granted right to count", LIMIT, || {
+        merge(&user, &namespace, &theirs, &open)
+    })
+    .await;
 }

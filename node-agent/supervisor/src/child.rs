@@ -37,6 +37,7 @@ pub(crate) struct Plan<'a> {
     pub(crate) stderr: RawFd,
     pub(crate) home: RawFd,
     pub(crate) private_tmp: bool,
+    pub(crate) private_network: bool,
     pub(crate) hide: &'a [CString],
     pub(crate) uid: u32,
     pub(crate) gid: u32,
@@ -49,13 +50,15 @@ pub(crate) struct Plan<'a> {
 type Outcome = Result<(), i32>;
 type Act = fn(&Plan<'_>) -> Outcome;
 
-/// The order matters: the group first, mounts while still root and before the descriptors that lead there
+/// The order matters: the group first, the network's socket before the limit of descriptors, of which a child is born
+/// with all of the supervisor's, mounts while still root and before the descriptors that lead there
 /// are closed, the bounding set before the user changes, capabilities after it, exec last.
-const STEPS: [(Step, Act); 15] = [
+const STEPS: [(Step, Act); 16] = [
     (Step::Join, join),
     (Step::Register, register),
     (Step::Session, session),
     (Step::Signals, signals),
+    (Step::Network, network),
     (Step::Rlimits, rlimits),
     (Step::MountPrivate, mount_private),
     (Step::Hide, hide),
@@ -196,6 +199,29 @@ fn private_tmp(plan: &Plan<'_>) -> Outcome {
         Err(libc::ENOENT) => Ok(()),
         other => other,
     }
+}
+
+/// Made here and not by the clone: it takes the kernel a while, in which the supervisor could not kill. The loopback
+/// device of a new namespace is down; programs that talk to themselves expect it up.
+fn network(plan: &Plan<'_>) -> Outcome {
+    if !plan.private_network {
+        return Ok(());
+    }
+    // SAFETY: a number only.
+    done(libc::c_long::from(unsafe { libc::unshare(libc::CLONE_NEWNET) }))?;
+    // SAFETY: numbers only. The socket is closed on exec with everything else.
+    let socket = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
+    done(libc::c_long::from(socket))?;
+    // SAFETY: ifreq is plain data for which all zeros is valid.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(c"lo".to_bytes()) {
+        *to = from.cast_signed() as libc::c_char;
+    }
+    request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
+    // SAFETY: the request is a valid ifreq that outlives the call (netdevice(7)).
+    done(libc::c_long::from(unsafe {
+        libc::ioctl(socket, libc::SIOCSIFFLAGS as _, &raw const request)
+    }))
 }
 
 /// What no program can get back, not even by a set-user-id file.

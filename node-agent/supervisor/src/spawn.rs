@@ -7,7 +7,7 @@ use fairlead_supervisor::channel::Received;
 use fairlead_supervisor::step::Step;
 use fairlead_supervisor::sys;
 use fairlead_supervisor::wire::{
-    Backend, FLAG_CGROUP, FLAG_HOME, FLAG_PRIVATE_TMP, FLAG_SEPARATE_STDERR, Spawn,
+    Backend, FLAG_CGROUP, FLAG_HOME, FLAG_PRIVATE_NETWORK, FLAG_PRIVATE_TMP, FLAG_SEPARATE_STDERR, Spawn,
 };
 
 use crate::child::{self, Plan};
@@ -18,7 +18,8 @@ use crate::os::{self, errno};
 use crate::os_clone::{self, CloneWish, Side};
 use crate::table::Flow;
 
-const KNOWN_FLAGS: u32 = FLAG_CGROUP | FLAG_SEPARATE_STDERR | FLAG_HOME | FLAG_PRIVATE_TMP;
+const KNOWN_FLAGS: u32 =
+    FLAG_CGROUP | FLAG_SEPARATE_STDERR | FLAG_HOME | FLAG_PRIVATE_TMP | FLAG_PRIVATE_NETWORK;
 
 /// Where a spawn ended, and the error number there.
 pub(crate) type Refusal = (Step, i32);
@@ -129,6 +130,7 @@ impl Spawner {
             stderr: pipes.stderr.as_ref().unwrap_or(&pipes.stdout).1.as_raw_fd(),
             home: fds.home.as_ref().map_or(-1, AsRawFd::as_raw_fd),
             private_tmp: spawn.flags & FLAG_PRIVATE_TMP != 0,
+            private_network: spawn.flags & FLAG_PRIVATE_NETWORK != 0,
             hide: &self.hide,
             uid: spawn.uid,
             gid: spawn.gid,

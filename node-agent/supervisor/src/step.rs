@@ -32,31 +32,33 @@ pub enum Step {
     Session = 11,
     /// Signal dispositions and mask.
     Signals = 12,
+    /// A network namespace of its own, the loopback device there switched on.
+    Network = 13,
     /// Resource limits.
-    Rlimits = 13,
+    Rlimits = 14,
     /// All mounts made private.
-    MountPrivate = 14,
+    MountPrivate = 15,
     /// The agent's files hidden.
-    Hide = 15,
+    Hide = 16,
     /// The home directory bound over `/tmp`, and an empty `/dev/shm`.
-    PrivateTmp = 16,
+    PrivateTmp = 17,
     /// The capability bounding set emptied.
-    BoundingSet = 17,
+    BoundingSet = 18,
     /// Supplementary groups, group, user.
-    Identity = 18,
+    Identity = 19,
     /// Ambient, inheritable, permitted and effective capabilities emptied.
-    Capabilities = 19,
+    Capabilities = 20,
     /// `no_new_privs` set.
-    NoNewPrivs = 20,
+    NoNewPrivs = 21,
     /// Standard descriptors set, all others close on exec.
-    Descriptors = 21,
+    Descriptors = 22,
     /// Working directory and umask.
-    WorkingDirectory = 22,
+    WorkingDirectory = 23,
     /// `execve`.
-    Exec = 23,
+    Exec = 24,
 }
 
-const STEPS: [(Step, &str); 23] = [
+const STEPS: [(Step, &str); 24] = [
     (Step::Request, "Request"),
     (Step::Sender, "Sender"),
     (Step::Table, "Table"),
@@ -69,6 +71,7 @@ const STEPS: [(Step, &str); 23] = [
     (Step::Register, "Register"),
     (Step::Session, "Session"),
     (Step::Signals, "Signals"),
+    (Step::Network, "Network"),
     (Step::Rlimits, "Rlimits"),
     (Step::MountPrivate, "MountPrivate"),
     (Step::Hide, "Hide"),
@@ -117,6 +120,6 @@ mod tests {
             assert_eq!(step.name(), name);
         }
         assert_eq!(Step::from_code(0), None);
-        assert_eq!(Step::from_code(24), None);
+        assert_eq!(Step::from_code(25), None);
     }
 }

@@ -36,6 +36,9 @@ pub const FLAG_HOME: u32 = 1 << 2;
 /// hidden. Needs [`FLAG_HOME`].
 pub const FLAG_PRIVATE_TMP: u32 = 1 << 3;
 
+/// Spawn flag: own network namespace, with a loopback device only (network_namespaces(7)).
+pub const FLAG_PRIVATE_NETWORK: u32 = 1 << 4;
+
 /// First four bytes of every record.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"FLSV");
 

@@ -1,6 +1,6 @@
 {{/* The policies of this chart, by name. */}}
 {{- define "fairlead.policies" -}}
-[fairlead-agent-turns, fairlead-execution-authors, fairlead-execution-status, fairlead-leader-term, fairlead-node-leases, fairlead-owners, fairlead-run-children, fairlead-secrets, fairlead-service-accounts, fairlead-status]
+[fairlead-agent-turns, fairlead-execution-authors, fairlead-execution-status, fairlead-leader-term, fairlead-node-leases, fairlead-owners, fairlead-run-children, fairlead-secrets, fairlead-service-accounts, fairlead-status, fairlead-unconfined]
 {{- end }}
 
 {{/* Our parts are not ready while a policy or a CRD is missing or older than they are, so they must be able to look. */}}

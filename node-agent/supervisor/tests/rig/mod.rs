@@ -15,7 +15,9 @@ use fairlead_supervisor::channel;
 use fairlead_supervisor::client::{Client, SpawnFds};
 use fairlead_supervisor::command::command_memfd;
 use fairlead_supervisor::slot::{self, Intent, Journal, Slot};
-use fairlead_supervisor::wire::{ENV_FD, Event, FLAG_PRIVATE_TMP, Key, RECORD_LEN, Request, Spawn};
+use fairlead_supervisor::wire::{
+    ENV_FD, Event, FLAG_PRIVATE_NETWORK, FLAG_PRIVATE_TMP, Key, RECORD_LEN, Request, Spawn,
+};
 
 /// How long anything may take on a busy machine before a test fails.
 pub const BOUND: Duration = Duration::from_secs(60);
@@ -297,7 +299,7 @@ fn plain(key: Key) -> Spawn {
         grace_ms: 0,
         nofile: 256,
         store_max_bytes: u64::MAX,
-        flags: FLAG_PRIVATE_TMP,
+        flags: FLAG_PRIVATE_TMP | FLAG_PRIVATE_NETWORK,
     }
 }
 
