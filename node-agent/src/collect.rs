@@ -2,6 +2,7 @@
 
 use crate::host::Host;
 use crate::ids;
+use crate::start::INIT_PROCESSES;
 use fairlead_crds::ExecutionOutput;
 use fairlead_decide::node::{AttemptKey, Collected, OomAt};
 use fairlead_decide::output::{Canonical, canonical};
@@ -64,7 +65,7 @@ pub(crate) fn collect(
         output_note,
         cpu_millis: number(usage.cpu_usec).map(|usec| usec / 1_000),
         memory_peak_bytes: number(usage.memory_peak),
-        pids_peak: number(usage.pids_peak),
+        pids_peak: number(usage.pids_peak.map(|peak| peak.saturating_sub(INIT_PROCESSES))),
         oom_kills: number(Some(oom_kills)).unwrap_or(0),
         oom_at,
         clean_up,

@@ -13,7 +13,7 @@ use fairlead_supervisor::client::SpawnFds;
 use fairlead_supervisor::command::command_memfd;
 use fairlead_supervisor::slot::{FILE_SLOT, FILE_STDOUT, Intent, Slot};
 use fairlead_supervisor::sys;
-use fairlead_supervisor::wire::{FLAG_PRIVATE_NETWORK, FLAG_PRIVATE_TMP, Key, Spawn};
+use fairlead_supervisor::wire::{FLAG_PRIVATE_NETWORK, FLAG_PRIVATE_PIDS, FLAG_PRIVATE_TMP, Key, Spawn};
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -24,6 +24,8 @@ use std::time::Duration;
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Where the run's directory is inside the tool's mount namespace.
 const HOME: &str = "/tmp";
+/// Processes of ours in a tool's group, which must not count as the tool's: the init of its PID namespace.
+pub(crate) const INIT_PROCESSES: u64 = 1;
 /// Longest wait for a group that a failed start leaves to go away.
 const REMOVE_BOUND: Duration = Duration::from_millis(500);
 
@@ -117,7 +119,7 @@ fn ask(
         grace_ms: grace_ms(binding),
         nofile: host.open_files,
         store_max_bytes: host.store_max_bytes,
-        flags: FLAG_PRIVATE_TMP | network_flag(binding),
+        flags: FLAG_PRIVATE_TMP | FLAG_PRIVATE_PIDS | network_flag(binding),
     };
     let fds = SpawnFds {
         cgroup: files.group.as_ref().map(AsFd::as_fd),
@@ -276,7 +278,7 @@ fn limits(resources: &PlanResources, missing: &[String]) -> Result<Limits> {
     let set = |controller, value: i64| u64::try_from(value).ok().filter(|_| !absent(controller));
     Ok(Limits {
         memory_max: set(Controller::Memory, resources.memory_max_bytes),
-        pids_max: set(Controller::Pids, resources.max_processes),
+        pids_max: set(Controller::Pids, resources.max_processes).map(|max| max + INIT_PROCESSES),
         cpu_max_millis: set(Controller::Cpu, resources.cpu_millicores),
     })
 }
@@ -333,7 +335,7 @@ mod tests {
     fn a_limit_that_was_asked_for_and_cannot_be_set_fails_the_start() {
         let missing = ["memory".to_owned()];
         let best_effort = limits(&resources(vec![Controller::Pids]), &missing).unwrap();
-        assert_eq!((best_effort.memory_max, best_effort.pids_max), (None, Some(9)));
+        assert_eq!((best_effort.memory_max, best_effort.pids_max), (None, Some(9 + INIT_PROCESSES)));
         let failure = limits(&resources(vec![Controller::Memory]), &missing).unwrap_err();
         assert_eq!(failure.reason, reason::LIMIT_UNAVAILABLE);
         assert!(

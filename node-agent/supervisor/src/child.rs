@@ -9,7 +9,9 @@ use std::os::fd::RawFd;
 
 use fairlead_supervisor::step::Step;
 
+use crate::init;
 use crate::os;
+use crate::os_clone;
 use crate::os_signal;
 
 /// Byte before the four of a little-endian error number.
@@ -38,6 +40,8 @@ pub(crate) struct Plan<'a> {
     pub(crate) home: RawFd,
     pub(crate) private_tmp: bool,
     pub(crate) private_network: bool,
+    /// Where the init of an own PID namespace reports the leader's end; -1 without one.
+    pub(crate) report: RawFd,
     pub(crate) hide: &'a [CString],
     pub(crate) uid: u32,
     pub(crate) gid: u32,
@@ -53,7 +57,7 @@ type Act = fn(&Plan<'_>) -> Outcome;
 /// The order matters: the group first, the network's socket before the limit of descriptors, of which a child is born
 /// with all of the supervisor's, mounts while still root and before the descriptors that lead there
 /// are closed, the bounding set before the user changes, capabilities after it, exec last.
-const STEPS: [(Step, Act); 16] = [
+const STEPS: [(Step, Act); 17] = [
     (Step::Join, join),
     (Step::Register, register),
     (Step::Session, session),
@@ -63,6 +67,7 @@ const STEPS: [(Step, Act); 16] = [
     (Step::MountPrivate, mount_private),
     (Step::Hide, hide),
     (Step::PrivateTmp, private_tmp),
+    (Step::Init, fork_leader),
     (Step::BoundingSet, bounding_set),
     (Step::Identity, identity),
     (Step::Capabilities, capabilities),
@@ -222,6 +227,31 @@ fn network(plan: &Plan<'_>) -> Outcome {
     done(libc::c_long::from(unsafe {
         libc::ioctl(socket, libc::SIOCSIFFLAGS as _, &raw const request)
     }))
+}
+
+/// The first process stays behind as init and the second goes on. The init gives up its rights as the tool does: a
+/// failure to do so ends it, and the leader with it.
+fn fork_leader(plan: &Plan<'_>) -> Outcome {
+    if plan.report < 0 {
+        return Ok(());
+    }
+    let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
+    mount(c"proc", c"/proc", c"proc", flags, c"")?;
+    let leader = os_clone::fork_plain().map_err(|e| os::errno(&e))?;
+    if leader == 0 {
+        return Ok(());
+    }
+    init::close_all_but(plan.report);
+    let confined = bounding_set(plan)
+        .and_then(|()| identity(plan))
+        .and_then(|()| capabilities(plan))
+        .and_then(|()| no_new_privs(plan));
+    init::hide_from_the_tool();
+    match confined {
+        Ok(()) => init::serve(plan.report, leader),
+        // SAFETY: _exit takes a number and runs nothing of ours.
+        Err(_) => unsafe { libc::_exit(127) },
+    }
 }
 
 /// What no program can get back, not even by a set-user-id file.

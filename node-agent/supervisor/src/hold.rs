@@ -66,8 +66,10 @@ pub(crate) enum Hold {
     },
     /// The process group of the leader.
     ProcessGroup {
-        /// Its number, which is the leader's.
+        /// Its number, which is that of the first process.
         pgid: i32,
+        /// Handle on the first process; with an own PID namespace all others end with it, wherever they went.
+        leader: OwnedFd,
     },
 }
 
@@ -81,7 +83,11 @@ impl Hold {
                 let _ = os::pidfd_signal(leader.as_fd(), libc::SIGKILL);
                 result
             }
-            Hold::ProcessGroup { pgid } => os::signal_process_group(*pgid, libc::SIGKILL).map(drop),
+            Hold::ProcessGroup { pgid, leader } => {
+                // After its end this is ESRCH.
+                let _ = os::pidfd_signal(leader.as_fd(), libc::SIGKILL);
+                os::signal_process_group(*pgid, libc::SIGKILL).map(drop)
+            }
         }
     }
 
@@ -92,7 +98,7 @@ impl Hold {
                 Err(e) if e.raw_os_error() == Some(libc::ENODEV) => Ok(false),
                 other => other,
             },
-            Hold::ProcessGroup { pgid } => match os::signal_process_group(*pgid, 0) {
+            Hold::ProcessGroup { pgid, .. } => match os::signal_process_group(*pgid, 0) {
                 Err(e) if e.raw_os_error() == Some(libc::EPERM) => Ok(true),
                 other => other,
             },
@@ -123,7 +129,7 @@ impl Signaller {
     /// is read again until it has no new process, at most [`ROUNDS`] times.
     pub(crate) fn send(&mut self, hold: &Hold, signal: i32) -> io::Result<()> {
         let group = match hold {
-            Hold::ProcessGroup { pgid } => return os::signal_process_group(*pgid, signal).map(drop),
+            Hold::ProcessGroup { pgid, .. } => return os::signal_process_group(*pgid, signal).map(drop),
             Hold::Cgroup { group, .. } => group,
         };
         self.done.clear();

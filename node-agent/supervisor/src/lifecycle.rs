@@ -11,6 +11,7 @@ use fairlead_supervisor::wire::{Cause, EntryPhase, Exit};
 
 use crate::child::{FAILED, REPORT_MAX};
 use crate::hold::Hold;
+use crate::init::{self, REPORT_LEN};
 use crate::log;
 use crate::os::{self, Reaped};
 use crate::spawn::Started;
@@ -60,7 +61,7 @@ impl Supervisor {
         let key = entry.state.key;
         entry.state.pid = started.pid;
         entry.hold = Some(started.hold);
-        entry.status = Some(started.status);
+        (entry.status, entry.report) = (Some(started.status), started.report);
         (entry.stdout, entry.stderr) = (Some(started.stdout), started.stderr);
         entry.pump = PumpWish::Add;
         self.table.put(index, entry);
@@ -83,6 +84,13 @@ impl Supervisor {
                 status.as_fd(),
                 libc::EPOLLIN,
                 token(Source::Status, index, entry.generation),
+            )?;
+        }
+        if let Some(report) = &entry.report {
+            self.poller.add(
+                report.as_fd(),
+                libc::EPOLLIN,
+                token(Source::Report, index, entry.generation),
             )?;
         }
         if let Some(Hold::Cgroup { group, .. }) = &entry.hold {
@@ -138,14 +146,43 @@ impl Supervisor {
         }
     }
 
-    /// The leader was reaped.
-    pub(crate) fn leader_died(&mut self, index: usize, dead: &Reaped) {
+    /// Reads what the init of the entry's PID namespace has to say: how the leader ended, once.
+    pub(crate) fn read_report(&mut self, index: usize) {
+        let Some(entry) = self.table.get(index) else {
+            return;
+        };
+        let Some(report) = &entry.report else { return };
+        let mut bytes = [0u8; REPORT_LEN];
+        // A record is written whole, and nothing but one is written.
+        let len = match os::read(report.as_fd(), &mut bytes) {
+            Ok(len) => len,
+            Err(_) => return,
+        };
+        if let Some(report) = entry.report.take() {
+            self.poller.close(report);
+        }
+        let pid = entry.state.pid;
+        if len == REPORT_LEN {
+            self.leader_exited(index, &init::decode(pid, &bytes));
+        }
+    }
+
+    /// The first process was reaped: the leader, or the init that has told its end unless it was killed too.
+    pub(crate) fn first_died(&mut self, index: usize, dead: &Reaped) {
+        self.read_report(index);
+        self.leader_exited(index, dead);
+        if let Some(entry) = self.table.get(index) {
+            entry.reaped = true;
+        }
+        self.check_empty(index);
+    }
+
+    fn leader_exited(&mut self, index: usize, dead: &Reaped) {
         // Its end of the status pipe is closed: what it still had to say is there.
         self.read_status(index);
         let Some(entry) = self.table.get(index) else {
             return;
         };
-        entry.reaped = true;
         if entry.state.phase == EntryPhase::Starting {
             entry.refuse(entry.last_step.unwrap_or(Step::Clone), 0);
         }
@@ -173,10 +210,9 @@ impl Supervisor {
                 )
             });
         }
-        self.check_empty(index);
     }
 
-    /// Notes that a group is empty. Only after its leader was reaped: before, it may not be in it yet.
+    /// Notes that a group is empty. Only after its first process was reaped: before, it may not be in it yet.
     pub(crate) fn check_empty(&mut self, index: usize) {
         let Some(entry) = self.table.get(index) else {
             return;
@@ -220,7 +256,7 @@ impl Supervisor {
         if entry.state.emptied {
             return;
         }
-        if entry.state.cause == Cause::None && !entry.reaped {
+        if entry.state.cause == Cause::None && entry.state.exited_ms == 0 {
             entry.state.cause = cause;
         }
         entry.kill_pause_ms = KILL_PAUSE_MS.0;
@@ -272,7 +308,7 @@ impl Supervisor {
         if entry.grace_ms == 0 || entry.kill_at_ms != 0 {
             return self.begin_kill(index, Cause::Deadline, now);
         }
-        if entry.state.cause == Cause::None && !entry.reaped {
+        if entry.state.cause == Cause::None && entry.state.exited_ms == 0 {
             entry.state.cause = Cause::Deadline;
         }
         entry.kill_at_ms = now + entry.grace_ms;

@@ -13,6 +13,7 @@ mod child;
 mod config;
 mod hold;
 mod image;
+mod init;
 mod lifecycle;
 mod log;
 mod os;

@@ -19,6 +19,7 @@ pub(crate) fn errno(error: &io::Error) -> i32 {
 }
 
 /// A reaped child.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reaped {
     pub(crate) pid: i32,
     pub(crate) status: i32,
@@ -29,15 +30,29 @@ pub(crate) struct Reaped {
 
 /// Reaps one dead child, ours or an orphan, or says that there is none.
 pub(crate) fn reap() -> Option<Reaped> {
+    wait4(libc::WNOHANG).filter(|dead| dead.pid > 0)
+}
+
+/// Waits for the next dead child. `None` = there is no child at all.
+pub(crate) fn wait_any() -> Option<Reaped> {
+    loop {
+        match wait4(0) {
+            None if errno(&io::Error::last_os_error()) == libc::EINTR => {}
+            other => return other,
+        }
+    }
+}
+
+fn wait4(options: libc::c_int) -> Option<Reaped> {
     let mut status = 0;
     // SAFETY: rusage is plain data for which all zeros is valid.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: both places are valid for the call to write to.
-    let pid = unsafe { libc::wait4(-1, &mut status, libc::WNOHANG, &mut usage) };
+    let pid = unsafe { libc::wait4(-1, &mut status, options, &mut usage) };
     let micros = |t: libc::timeval| {
         u64::try_from(t.tv_sec).unwrap_or(0) * 1_000_000 + u64::try_from(t.tv_usec).unwrap_or(0)
     };
-    (pid > 0).then(|| Reaped {
+    (pid >= 0).then(|| Reaped {
         pid,
         status,
         user_us: micros(usage.ru_utime),

@@ -14,6 +14,7 @@ pub(crate) const CLONE_CLEAR_SIGHAND: u64 = 0x1_0000_0000;
 const CLONE_PIDFD: u64 = 0x1000;
 const CLONE_NEWNS: u64 = 0x2_0000;
 const CLONE_NEWIPC: u64 = 0x800_0000;
+const CLONE_NEWPID: u64 = 0x2000_0000;
 
 /// How the child is to be made.
 #[derive(Clone, Copy, Debug)]
@@ -22,6 +23,20 @@ pub(crate) struct CloneWish {
     pub(crate) cgroup: Option<RawFd>,
     /// Own namespaces of mounts and of System V and POSIX IPC objects, through which two runs could meet otherwise.
     pub(crate) mounts: bool,
+    /// An own PID namespace, with the child as its first process.
+    pub(crate) pids: bool,
+}
+
+impl CloneWish {
+    fn namespaces(self) -> u64 {
+        let mounts = if self.mounts {
+            CLONE_NEWNS | CLONE_NEWIPC
+        } else {
+            0
+        };
+        let pids = if self.pids { CLONE_NEWPID } else { 0 };
+        mounts | pids
+    }
 }
 
 /// Which side of a clone this is.
@@ -37,15 +52,12 @@ pub(crate) fn clone3(wish: CloneWish) -> io::Result<Side> {
     let mut pidfd: libc::c_int = -1;
     // SAFETY: clone_args is plain data for which all zeros is valid.
     let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
-    args.flags = CLONE_PIDFD | CLONE_CLEAR_SIGHAND;
+    args.flags = CLONE_PIDFD | CLONE_CLEAR_SIGHAND | wish.namespaces();
     args.pidfd = (&raw mut pidfd) as u64;
     args.exit_signal = libc::SIGCHLD as u64;
     if let Some(fd) = wish.cgroup {
         args.flags |= CLONE_INTO_CGROUP;
         args.cgroup = fd as u64;
-    }
-    if wish.mounts {
-        args.flags |= CLONE_NEWNS | CLONE_NEWIPC;
     }
     // SAFETY: without CLONE_VM this is a fork: the child has its own copy of all memory. The process has
     // one thread, so no lock can be held elsewhere, and the child makes only system calls until exec.
@@ -60,10 +72,9 @@ pub(crate) fn clone3(wish: CloneWish) -> io::Result<Side> {
 }
 
 /// The older `clone`, for machines whose system call filter answers `clone3` with ENOSYS or EPERM.
-pub(crate) fn clone_plain(mounts: bool) -> io::Result<Side> {
+pub(crate) fn clone_plain(wish: CloneWish) -> io::Result<Side> {
     let mut pidfd: libc::c_int = -1;
-    let apart = if mounts { CLONE_NEWNS | CLONE_NEWIPC } else { 0 };
-    let flags = libc::SIGCHLD as u64 | CLONE_PIDFD | apart;
+    let flags = libc::SIGCHLD as u64 | CLONE_PIDFD | wish.namespaces();
     let none = std::ptr::null_mut::<libc::c_void>();
     // SAFETY: as for clone3; a null stack means "the same address in the copy". `pidfd` is written by the
     // kernel before the call returns in the parent.
@@ -74,4 +85,11 @@ pub(crate) fn clone_plain(mounts: bool) -> io::Result<Side> {
     } else {
         Ok(Side::Parent(pid, own(pidfd)))
     }
+}
+
+/// A second process of a PID namespace, made by the first. Gives its number there, 0 in itself.
+pub(crate) fn fork_plain() -> io::Result<i32> {
+    let none = std::ptr::null_mut::<libc::c_void>();
+    // SAFETY: as for clone3.
+    check(unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, none, none, none, none) } as libc::c_int)
 }

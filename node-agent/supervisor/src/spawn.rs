@@ -7,7 +7,8 @@ use fairlead_supervisor::channel::Received;
 use fairlead_supervisor::step::Step;
 use fairlead_supervisor::sys;
 use fairlead_supervisor::wire::{
-    Backend, FLAG_CGROUP, FLAG_HOME, FLAG_PRIVATE_NETWORK, FLAG_PRIVATE_TMP, FLAG_SEPARATE_STDERR, Spawn,
+    Backend, FLAG_CGROUP, FLAG_HOME, FLAG_PRIVATE_NETWORK, FLAG_PRIVATE_PIDS, FLAG_PRIVATE_TMP,
+    FLAG_SEPARATE_STDERR, Spawn,
 };
 
 use crate::child::{self, Plan};
@@ -18,8 +19,12 @@ use crate::os::{self, errno};
 use crate::os_clone::{self, CloneWish, Side};
 use crate::table::Flow;
 
-const KNOWN_FLAGS: u32 =
-    FLAG_CGROUP | FLAG_SEPARATE_STDERR | FLAG_HOME | FLAG_PRIVATE_TMP | FLAG_PRIVATE_NETWORK;
+const KNOWN_FLAGS: u32 = FLAG_CGROUP
+    | FLAG_SEPARATE_STDERR
+    | FLAG_HOME
+    | FLAG_PRIVATE_TMP
+    | FLAG_PRIVATE_NETWORK
+    | FLAG_PRIVATE_PIDS;
 
 /// Where a spawn ended, and the error number there.
 pub(crate) type Refusal = (Step, i32);
@@ -71,6 +76,8 @@ pub(crate) struct Started {
     pub(crate) pid: i32,
     pub(crate) hold: Hold,
     pub(crate) status: OwnedFd,
+    /// Where the init of its PID namespace reports the leader's end.
+    pub(crate) report: Option<OwnedFd>,
     /// Dropped or written after the entry is in the table; the child waits for it.
     pub(crate) register: Option<OwnedFd>,
     pub(crate) stdout: Flow,
@@ -88,6 +95,7 @@ pub(crate) struct Spawner {
 
 struct Pipes {
     status: (OwnedFd, OwnedFd),
+    report: Option<(OwnedFd, OwnedFd)>,
     register: Option<(OwnedFd, OwnedFd)>,
     stdout: (OwnedFd, OwnedFd),
     stderr: Option<(OwnedFd, OwnedFd)>,
@@ -131,6 +139,7 @@ impl Spawner {
             home: fds.home.as_ref().map_or(-1, AsRawFd::as_raw_fd),
             private_tmp: spawn.flags & FLAG_PRIVATE_TMP != 0,
             private_network: spawn.flags & FLAG_PRIVATE_NETWORK != 0,
+            report: pipes.report.as_ref().map_or(-1, |(_, write)| write.as_raw_fd()),
             hide: &self.hide,
             uid: spawn.uid,
             gid: spawn.gid,
@@ -148,12 +157,13 @@ impl Spawner {
         )?;
         let hold = match group {
             Some(group) => Hold::Cgroup { group, leader },
-            None => Hold::ProcessGroup { pgid: pid },
+            None => Hold::ProcessGroup { pgid: pid, leader },
         };
         Ok(Started {
             pid,
             hold,
             status: pipes.status.0,
+            report: pipes.report.map(|(read, _)| read),
             register: pipes.register.map(|(_, write)| write),
             stdout: Flow {
                 pipe: pipes.stdout.0,
@@ -167,7 +177,9 @@ impl Spawner {
     }
 
     fn check(&self, spawn: &Spawn, fds: &Fds) -> Result<(), Refusal> {
-        let private_without_home = spawn.flags & FLAG_PRIVATE_TMP != 0 && fds.home.is_none();
+        let has = |flag: u32| spawn.flags & flag != 0;
+        let private_without_home = (has(FLAG_PRIVATE_TMP) && fds.home.is_none())
+            || (has(FLAG_PRIVATE_PIDS) && !has(FLAG_PRIVATE_TMP));
         let wrong_backend = fds.cgroup.is_some() != (self.backend == Backend::CgroupV2);
         if spawn.flags & !KNOWN_FLAGS != 0 || private_without_home || wrong_backend {
             return Err((Step::Request, libc::EINVAL));
@@ -187,8 +199,16 @@ impl Spawner {
         };
         let status = sys::pipe(0)?;
         sys::set_nonblocking(status.0.as_fd())?;
+        let report = if spawn.flags & FLAG_PRIVATE_PIDS != 0 {
+            let (read, write) = sys::pipe(0)?;
+            sys::set_nonblocking(read.as_fd())?;
+            Some((read, write))
+        } else {
+            None
+        };
         Ok(Pipes {
             status,
+            report,
             register: if group.is_none() {
                 Some(sys::pipe(0)?)
             } else {
@@ -224,6 +244,7 @@ fn clone_child(
     let wish = CloneWish {
         cgroup: group.map(|group| group.dir().as_raw_fd()),
         mounts: plan.private_tmp,
+        pids: plan.report >= 0,
     };
     let mut side = if *join_by_write {
         Err(libc::ENOSYS)
@@ -232,7 +253,7 @@ fn clone_child(
     };
     if matches!(side, Err(libc::ENOSYS | libc::EPERM)) {
         plan.join = pipes.join.as_ref().map_or(-1, AsRawFd::as_raw_fd);
-        side = os_clone::clone_plain(wish.mounts).map_err(|e| errno(&e));
+        side = os_clone::clone_plain(wish).map_err(|e| errno(&e));
         if matches!(side, Ok(Side::Parent(..))) && !*join_by_write {
             *join_by_write = true;
             log::warn(format_args!(

@@ -42,23 +42,25 @@ pub enum Step {
     Hide = 16,
     /// The home directory bound over `/tmp`, and an empty `/dev/shm`.
     PrivateTmp = 17,
+    /// A `/proc` of the own PID namespace; then the first process there makes the leader, which goes on with the steps.
+    Init = 18,
     /// The capability bounding set emptied.
-    BoundingSet = 18,
+    BoundingSet = 19,
     /// Supplementary groups, group, user.
-    Identity = 19,
+    Identity = 20,
     /// Ambient, inheritable, permitted and effective capabilities emptied.
-    Capabilities = 20,
+    Capabilities = 21,
     /// `no_new_privs` set.
-    NoNewPrivs = 21,
+    NoNewPrivs = 22,
     /// Standard descriptors set, all others close on exec.
-    Descriptors = 22,
+    Descriptors = 23,
     /// Working directory and umask.
-    WorkingDirectory = 23,
+    WorkingDirectory = 24,
     /// `execve`.
-    Exec = 24,
+    Exec = 25,
 }
 
-const STEPS: [(Step, &str); 24] = [
+const STEPS: [(Step, &str); 25] = [
     (Step::Request, "Request"),
     (Step::Sender, "Sender"),
     (Step::Table, "Table"),
@@ -76,6 +78,7 @@ const STEPS: [(Step, &str); 24] = [
     (Step::MountPrivate, "MountPrivate"),
     (Step::Hide, "Hide"),
     (Step::PrivateTmp, "PrivateTmp"),
+    (Step::Init, "Init"),
     (Step::BoundingSet, "BoundingSet"),
     (Step::Identity, "Identity"),
     (Step::Capabilities, "Capabilities"),
@@ -120,6 +123,6 @@ mod tests {
             assert_eq!(step.name(), name);
         }
         assert_eq!(Step::from_code(0), None);
-        assert_eq!(Step::from_code(25), None);
+        assert_eq!(Step::from_code(26), None);
     }
 }

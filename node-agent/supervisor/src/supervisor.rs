@@ -33,16 +33,19 @@ pub(crate) enum Source {
     Pump,
     /// Status pipe of an entry; generation and index follow.
     Status,
+    /// Pipe of an entry's init.
+    Report,
     /// `cgroup.events` of an entry.
     Group,
 }
 
-const SOURCES: [Source; 6] = [
+const SOURCES: [Source; 7] = [
     Source::Signals,
     Source::Timer,
     Source::Agent,
     Source::Pump,
     Source::Status,
+    Source::Report,
     Source::Group,
 ];
 
@@ -184,6 +187,11 @@ impl Supervisor {
                     self.read_status(index);
                 }
             }
+            Some((Source::Report, index, generation)) => {
+                if self.table.get_same(index, generation).is_some() {
+                    self.read_report(index);
+                }
+            }
             Some((Source::Group, index, generation)) => {
                 if self.table.get_same(index, generation).is_some() {
                     self.check_empty(index);
@@ -212,7 +220,7 @@ impl Supervisor {
             } else if dead.pid == self.pump.pid() {
                 self.pump_died(dead.status, now);
             } else if let Some(index) = self.table.find_pid(dead.pid) {
-                self.leader_died(index, &dead);
+                self.first_died(index, &dead);
             }
             // Anybody else was an orphan of a tool.
         }

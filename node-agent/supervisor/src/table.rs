@@ -58,6 +58,8 @@ pub(crate) struct Entry {
     pub(crate) slot: Option<OwnedFd>,
     pub(crate) hold: Option<Hold>,
     pub(crate) status: Option<OwnedFd>,
+    /// Where the init of its PID namespace tells the leader's end.
+    pub(crate) report: Option<OwnedFd>,
     pub(crate) last_step: Option<Step>,
     pub(crate) failed: Option<i32>,
     pub(crate) stdout: Option<Flow>,
@@ -89,6 +91,7 @@ impl Entry {
             slot: None,
             hold: None,
             status: None,
+            report: None,
             last_step: None,
             failed: None,
             stdout: None,

@@ -39,6 +39,10 @@ pub const FLAG_PRIVATE_TMP: u32 = 1 << 3;
 /// Spawn flag: own network namespace, with a loopback device only (network_namespaces(7)).
 pub const FLAG_PRIVATE_NETWORK: u32 = 1 << 4;
 
+/// Spawn flag: own PID namespace, whose first process is an init of the supervisor's, with a `/proc` of its own
+/// (pid_namespaces(7)). Needs [`FLAG_PRIVATE_TMP`], since `/proc` is mounted.
+pub const FLAG_PRIVATE_PIDS: u32 = 1 << 5;
+
 /// First four bytes of every record.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"FLSV");
 
@@ -84,7 +88,8 @@ impl Key {
 pub enum Backend {
     /// One cgroup v2 group per attempt.
     CgroupV2,
-    /// A session and process group per attempt; a process that makes its own session escapes.
+    /// A session and process group per attempt. Without [`FLAG_PRIVATE_PIDS`] a process that makes its own session
+    /// escapes; with it everybody ends with the init.
     ProcessGroup,
 }
 
@@ -200,7 +205,7 @@ pub enum EntryPhase {
 pub struct EntryState {
     /// Which attempt.
     pub key: Key,
-    /// Process id of the leader; 0 if none was made.
+    /// Process id of the first process, the leader or the init of its PID namespace; 0 if none was made.
     pub pid: i32,
     /// How far it came.
     pub phase: EntryPhase,
