@@ -63,21 +63,20 @@ fn until_enforced(plane: &ControlPlane) {
     let path = plane.dir().join("forbidden.json");
     std::fs::write(&path, forbidden.to_string()).expect("write an execution");
     let file = format!("--filename={}", path.display());
+    let said = std::cell::RefCell::new(String::new());
     let refused = || {
         let made = plane
             .cluster()
             .kubectl(&["create", &file, "--dry-run=server", "--namespace=default"]);
-        let said = made.err().map(|error| format!("{error:#}"));
-        Ok(said
-            .is_some_and(|said| said.contains("only the operator decides"))
-            .then_some(()))
+        said.replace(made.unwrap_or_else(|error| format!("{error:#}")));
+        Ok(said.borrow().contains("only the operator decides").then_some(()))
     };
     xtask::wait::until(
         "the admission policies to count",
-        Duration::from_secs(60),
+        Duration::from_secs(120),
         Duration::from_millis(100),
         refused,
-        String::new,
+        || said.borrow().clone(),
     )
     .expect("enforced policies");
 }
