@@ -253,7 +253,7 @@ async fn defaults_reach_into_objects_that_were_left_out() {
         word["spec"],
         json!({
             "description": "Prints a word.", "inputSchema": {"type": "object"}, "sideEffect": "Write",
-            "parallelSafe": false, "runner": {"command": {"argv": ["echo", "word"]}},
+            "parallelSafe": false, "network": "None", "runner": {"command": {"argv": ["echo", "word"]}},
             "timeouts": {"hardSeconds": 3600, "graceSeconds": 3}, "resources": {"oomGroup": true},
             "output": {"maxBytes": 50_000},
         })
