@@ -31,8 +31,16 @@ enum Verb {
     Bench(bench::Bench),
 }
 
-fn main() -> Result<ExitCode> {
-    match Cli::parse().verb {
+fn main() -> ExitCode {
+    // A backtrace of ours says nothing to who reads this: the chain of causes does.
+    act(Cli::parse().verb).unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+fn act(verb: Verb) -> Result<ExitCode> {
+    match verb {
         Verb::Up(options) => up::run(&options),
         Verb::Gen(options) => generate::run(&options),
         Verb::Down => up::down(),

@@ -138,6 +138,24 @@ async fn a_user_deletes_a_run_but_not_its_executions_or_turns() {
     gone(&namespace, "AgentTurn", "task-t1").await;
 }
 
+#[tokio::test]
+async fn what_a_run_left_behind_on_purpose_may_be_deleted() {
+    let (namespace, run, execution) = run_bound_to("orphans", "node-l1").await;
+    let user = user(&namespace, "author", "fairlead-edit").await;
+    let runs = objects(&user, &namespace, fairlead_crds::API_VERSION, "AgentRun");
+    let name = run["metadata"]["name"].as_str().unwrap();
+    wait_for("the run to leave its executions", COLLECTED, || async {
+        match runs.delete(name, &DeleteParams::orphan()).await {
+            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await;
+    delete(&user, &namespace, &execution)
+        .await
+        .expect("nobody owns it any more");
+}
+
 /// The garbage collector looks for kinds that are new to it every 30 s.
 const COLLECTED: Duration = Duration::from_secs(90);
 
