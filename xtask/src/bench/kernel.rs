@@ -48,7 +48,7 @@ impl Place {
             let ways = [
                 ("own user and groups", "shared", "0", "≤ 2.5 ×"),
                 (
-                    "and own mount namespace with a private /tmp",
+                    "and its own namespaces: mounts, PID with an init, IPC, network",
                     "private",
                     "0",
                     "≤ floor + 4 ms",

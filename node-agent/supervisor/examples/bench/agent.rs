@@ -10,7 +10,10 @@ use fairlead_supervisor::cgroup::Group;
 use fairlead_supervisor::client::{Client, SpawnFds};
 use fairlead_supervisor::command::command_memfd;
 use fairlead_supervisor::slot::{FILE_SLOT, FILE_STDOUT, Intent, Slot, attempt_name};
-use fairlead_supervisor::wire::{ENV_EPOCH, ENV_PAYLOAD_GROUP, Event, FLAG_PRIVATE_NETWORK, FLAG_PRIVATE_TMP, Key, Request, Spawn};
+use fairlead_supervisor::wire::{
+    ENV_EPOCH, ENV_PAYLOAD_GROUP, Event, FLAG_PRIVATE_NETWORK, FLAG_PRIVATE_PIDS, FLAG_PRIVATE_TMP, Key,
+    Request, Spawn,
+};
 
 use crate::{BOUND, SLEEPER, line, paced};
 
@@ -166,7 +169,11 @@ impl Bench {
             grace_ms: 0,
             nofile: 1_024,
             store_max_bytes: 1 << 20,
-            flags: if private { FLAG_PRIVATE_TMP | FLAG_PRIVATE_NETWORK } else { 0 },
+            flags: if private {
+                FLAG_PRIVATE_TMP | FLAG_PRIVATE_NETWORK | FLAG_PRIVATE_PIDS
+            } else {
+                0
+            },
         };
         let fds = SpawnFds {
             cgroup: Some(group.as_fd()),
