@@ -103,7 +103,7 @@ pub async fn run(config: Config, client: Client, shutdown: Shutdown) -> Result<(
     deciding.await.context("the loop")?;
     stop_election.cancel();
     electing.await.context("the leader election")?;
-    serving.await.context("the probes")??;
+    serving.await.context("the probes")?;
     early.map_or(Ok(()), Err)
 }
 
