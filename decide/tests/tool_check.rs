@@ -301,6 +301,119 @@ fn patterns_run_in_linear_time() {
     assert!(fault(&tool, json!({"a": format!("{}!", "a".repeat(50_000))})).starts_with("/a: "));
 }
 
+fn of_a(schema: Value) -> Value {
+    json!({"type": "object", "properties": {"a": schema}})
+}
+
+#[test]
+fn patterns_that_are_large_when_compiled_are_refused_or_match_short_texts_only() {
+    let pattern = |repeats: usize| json!({"pattern": format!("^[ab]*a[ab]{{{repeats}}}\\W")});
+    let message = schema_fault(of_a(pattern(1000)));
+    assert!(
+        message.contains("#/properties/a/pattern is larger than 65536 bytes"),
+        "{message}"
+    );
+    let many: Vec<Value> = (0..9).map(|n| pattern(400 + n)).collect();
+    let message = schema_fault(of_a(json!({"anyOf": many})));
+    assert!(message.contains("larger than 262144 bytes"), "{message}");
+
+    let tool = accepted(of_a(pattern(200)));
+    assert!(fault(&tool, json!({"a": "ab".repeat(100)})).starts_with("/a: "));
+    let message = fault(&tool, json!({"a": "ab".repeat(10_000)}));
+    assert!(
+        message.contains("more than 250000 steps") && message.contains("shorter texts"),
+        "{message}"
+    );
+    // What ordinary tools have is matched in long texts.
+    let tool = accepted(of_a(json!({"type": "string", "pattern": "\\S"})));
+    let text = json!({"a": "x".repeat(30_000)});
+    assert_eq!(tool.validate(text.as_object().unwrap()), Ok(()));
+}
+
+#[test]
+fn branches_for_each_element_are_bounded() {
+    let branches = |count: usize| -> Value {
+        (0..count)
+            .map(|n| json!({"type": "string", "minLength": n}))
+            .collect()
+    };
+    for keyword in ["items", "additionalProperties", "contains", "propertyNames"] {
+        let mut schema = of_a(json!({}));
+        schema["properties"]["a"][keyword] = json!({"anyOf": branches(1000)});
+        let message = schema_fault(schema);
+        assert!(
+            message.contains(&format!("at #/properties/a/{keyword}")),
+            "{message}"
+        );
+        assert!(
+            message.contains("1001 schemas") && message.contains("at most 512"),
+            "{message}"
+        );
+    }
+    let message = schema_fault(json!({
+        "type": "object", "properties": {"a": {"items": {"$ref": "#/$defs/any"}}},
+        "$defs": {"any": {"oneOf": branches(600)}},
+    }));
+    assert!(message.contains("at most 512"), "{message}");
+
+    let tool = accepted(of_a(json!({"items": {"anyOf": branches(400)}})));
+    let message = fault(&tool, json!({"a": vec![1; 2000]}));
+    assert!(message.contains("more than 250000 steps"), "{message}");
+    // Judged, and not told in detail: every branch of every item would have a fault.
+    let message = fault(&tool, json!({"a": vec![1; 50]}));
+    assert!(
+        message.contains("too much in them to say where") && message.contains("Hint: send fewer items"),
+        "{message}"
+    );
+    let message = fault(&tool, json!({"a": [1]}));
+    assert!(message.starts_with("/a/0: "), "{message}");
+    let many = json!({"a": vec!["x".repeat(20); 50]});
+    assert_eq!(tool.validate(many.as_object().unwrap()), Ok(()));
+}
+
+#[test]
+fn a_fault_among_many_values_is_told_without_collecting_all() {
+    let tool = accepted(of_a(
+        json!({"items": {"type": "integer", "minimum": 0, "maximum": 9}}),
+    ));
+    let mut items = vec![json!(1); 5000];
+    assert_eq!(tool.validate(json!({"a": items}).as_object().unwrap()), Ok(()));
+    items[4000] = json!("x");
+    let message = fault(&tool, json!({"a": items}));
+    assert!(message.starts_with("/a/4000: \"x\" is not of type"), "{message}");
+    assert!(message.ends_with("; there may be more"), "{message}");
+}
+
+#[test]
+fn schemas_that_judge_a_value_again_and_again_are_counted_so() {
+    // Each asks anew what those inside it have looked at, so each doubles the work.
+    let names: Vec<String> = (0..200).map(|n| format!("n{n}")).collect();
+    let nested = |depth: usize| {
+        (0..depth).fold(
+            json!({"anyOf": [{"required": names}]}),
+            |inner, _| json!({"anyOf": [inner], "unevaluatedProperties": false}),
+        )
+    };
+    let tool = accepted(of_a(nested(3)));
+    assert!(fault(&tool, json!({"a": {"y": 1}})).starts_with("/a: "));
+    let tool = accepted(of_a(nested(12)));
+    assert!(fault(&tool, json!({"a": {"y": 1}})).contains("more than 250000 steps"));
+}
+
+#[test]
+fn a_chain_of_references_is_as_deep_as_schemas_inside_one_another() {
+    let chain = |length: usize| {
+        let mut defs = json!({"d0000": {"type": "string"}});
+        for n in 1..length {
+            defs[format!("d{n:04}")] = json!({"not": {"$ref": format!("#/$defs/d{:04}", n - 1)}});
+        }
+        let last = format!("#/$defs/d{:04}", length - 1);
+        json!({"type": "object", "properties": {"a": {"$ref": last}}, "$defs": defs})
+    };
+    accepted(chain(20));
+    assert!(schema_fault(chain(500)).contains("inside one another"));
+}
+
 #[test]
 fn a_plan_fills_defaults_and_requires_what_was_written() {
     let mut spec = tool(json!({"type": "object"}));

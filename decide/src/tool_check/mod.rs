@@ -1,8 +1,11 @@
 //! Whether a Tool can be offered, whether arguments fit it, and the plan of a call.
 
 mod arguments;
+mod cost;
+mod patterns;
 mod plan;
 mod schema;
+mod verdicts;
 
 pub use plan::{DEFAULT_CPU_MILLICORES, DEFAULT_MAX_PROCESSES, DEFAULT_MEMORY_MAX_BYTES, resolve_plan};
 
@@ -10,8 +13,12 @@ use crate::template;
 use fairlead_crds::conditions::reason;
 use fairlead_crds::values::OpenObject;
 use fairlead_crds::{CommandRunner, ToolSpec};
+use schema::Compiled;
+use serde_json::Value;
+use sha2::{Digest as _, Sha256};
 use std::fmt;
 use std::sync::Arc;
+use verdicts::Verdicts;
 
 /// Most bytes of an `inputSchema`, and of the arguments of one call, as JSON.
 pub const MAX_JSON_BYTES: usize = 64 * 1024;
@@ -23,10 +30,11 @@ pub struct AcceptedTool {
 }
 
 struct Inner {
-    validator: jsonschema::Validator,
+    schema: Compiled,
     /// Names of the declared parameters, for hints.
     parameters: Vec<String>,
     command: CommandRunner,
+    verdicts: Verdicts,
 }
 
 impl fmt::Debug for AcceptedTool {
@@ -99,11 +107,12 @@ pub fn accept(tool: &ToolSpec) -> Result<AcceptedTool, Vec<ToolFault>> {
         message: bounded(error.to_string(), 1024),
     });
     match (compiled, templates) {
-        (Ok(validator), Ok(())) => Ok(AcceptedTool {
+        (Ok(schema), Ok(())) => Ok(AcceptedTool {
             inner: Arc::new(Inner {
-                validator,
+                schema,
                 parameters: schema::parameters(&tool.input_schema),
                 command: tool.runner.command.clone(),
+                verdicts: Verdicts::default(),
             }),
         }),
         (compiled, templates) => Err(compiled.err().into_iter().chain(templates.err()).collect()),
@@ -113,13 +122,20 @@ pub fn accept(tool: &ToolSpec) -> Result<AcceptedTool, Vec<ToolFault>> {
 impl AcceptedTool {
     /// Judges `arguments`: their size, their integers, the schema, and whether the command can be made from them.
     ///
+    /// The work is bounded whatever schema and arguments are, and is done once for arguments that come again.
+    ///
     /// # Errors
     ///
     /// What is wrong, in words for the model. All faults of the schema up to a bound, else the first of the others.
     pub fn validate(&self, arguments: &OpenObject) -> Result<(), ArgumentFault> {
-        arguments::validate(&self.inner, arguments).map_err(|message| ArgumentFault {
-            message: bounded(message, 2048),
-        })
+        let value = Value::Object(arguments.clone());
+        let text = value.to_string();
+        let judge = || {
+            arguments::validate(&self.inner, &value, text.len(), arguments)
+                .map_err(|message| bounded(message, 2048))
+        };
+        let verdict = self.inner.verdicts.of(Sha256::digest(&text).into(), judge);
+        verdict.map_err(|message| ArgumentFault { message })
     }
 }
 
