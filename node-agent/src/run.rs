@@ -173,7 +173,7 @@ async fn work(
     };
     finish(&result, agent, beside, &said).await;
     shutdown.begin();
-    server.await.context("the metrics server")??;
+    server.await.context("the metrics server")?;
     result
 }
 
