@@ -20,6 +20,8 @@ use crate::table::MAX_ENTRIES;
 /// Bytes moved for one stream before the next has its turn.
 const TURN_BYTES: usize = 256 * 1024;
 const SOCKET: u64 = u64::MAX;
+/// After so long a time of work without a look at the socket it says by itself that it lives.
+const ALIVE_MS: u64 = 500;
 
 struct Flow {
     pipe: OwnedFd,
@@ -42,6 +44,7 @@ struct Pump {
     poller: Poller,
     pairs: Vec<Option<Pair>>,
     buffer: Vec<u8>,
+    alive_said_ms: u64,
 }
 
 /// Runs until the supervisor closes its end.
@@ -57,6 +60,7 @@ pub(crate) fn run(socket: OwnedFd) -> io::Result<()> {
         // Reserved, and resident only as far as it is used.
         pairs: Vec::with_capacity(MAX_ENTRIES),
         buffer: vec![0; RING_LEN],
+        alive_said_ms: 0,
     };
     let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
     loop {
@@ -68,7 +72,12 @@ pub(crate) fn run(socket: OwnedFd) -> io::Result<()> {
                         return Ok(());
                     }
                 }
-                token => pump.turn((token >> 1) as usize, token & 1 == 1)?,
+                token => {
+                    pump.turn((token >> 1) as usize, token & 1 == 1)?;
+                    if pump.alive_said_ms + ALIVE_MS <= sys::boottime_ms() {
+                        pump.say_alive()?;
+                    }
+                }
             }
         }
     }
@@ -89,8 +98,18 @@ impl Pump {
             match ToPump::decode(&record[..len.min(record.len())]) {
                 Some(ToPump::Add(add)) => self.add(add, fds)?,
                 Some(ToPump::Remove { index, generation }) => self.remove(index, generation),
+                Some(ToPump::Ping) => self.say_alive()?,
                 None => return Err(io::ErrorKind::InvalidData.into()),
             }
+        }
+    }
+
+    fn say_alive(&mut self) -> io::Result<()> {
+        self.alive_said_ms = sys::boottime_ms();
+        match channel::send(self.socket.as_fd(), &FromPump::Alive.encode(), &[]) {
+            // Words of ours that are not read yet say it as well.
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(()),
+            other => other,
         }
     }
 
@@ -192,7 +211,7 @@ impl Pump {
         let Some(pair) = place.take_if(ended) else {
             return Ok(());
         };
-        let told = FromPump {
+        let told = FromPump::Drained {
             index: index as u32,
             generation: pair.generation,
         };

@@ -15,6 +15,11 @@ use crate::supervisor::{Source, Supervisor, token};
 use crate::table::{Entry, PumpWish, TELL_DRAINED};
 
 const RESTART_MS: u64 = 100;
+/// Pause between two pings while there is output to move.
+const PING_MS: u64 = 1_000;
+/// A pump that says nothing for so long is killed. Shorter than an ended call waits for its last bytes, so that its
+/// successor still brings them. One that waits for a dead disk cannot be killed; then that wait is the bound.
+const SILENT_MS: u64 = 3_000;
 
 /// The running pump, or the wish for one.
 pub(crate) struct PumpLink {
@@ -22,6 +27,10 @@ pub(crate) struct PumpLink {
     socket: OwnedFd,
     start_at_ms: u64,
     blocked: bool,
+    /// When it was last heard of, or began to be watched; 0 = there is nothing it has to do.
+    heard_ms: u64,
+    ping_at_ms: u64,
+    killed: bool,
 }
 
 impl PumpLink {
@@ -39,6 +48,9 @@ impl PumpLink {
                 socket: ours,
                 start_at_ms: 0,
                 blocked: false,
+                heard_ms: 0,
+                ping_at_ms: 0,
+                killed: false,
             });
         }
         // The child: everything of the parent is a copy that nobody owns here but the one socket.
@@ -67,10 +79,36 @@ impl PumpLink {
     }
 
     pub(crate) fn due_ms(&self) -> u64 {
-        if self.start_at_ms == 0 {
-            u64::MAX
-        } else {
-            self.start_at_ms
+        match self.start_at_ms {
+            0 if self.heard_ms == 0 || self.killed => u64::MAX,
+            0 => self.ping_at_ms.min(self.silent_at_ms()),
+            at => at,
+        }
+    }
+
+    fn silent_at_ms(&self) -> u64 {
+        self.heard_ms + SILENT_MS
+    }
+
+    /// It was heard of; or this process did not run for a while, and so perhaps the pump neither.
+    pub(crate) fn begin_time_anew(&mut self, now: u64) {
+        if self.heard_ms != 0 {
+            self.heard_ms = now;
+        }
+    }
+
+    fn kill(&mut self, now: u64) {
+        log::warn(format_args!(
+            "pump {} was silent for {SILENT_MS} ms: killing it",
+            self.pid
+        ));
+        // It is our child and not reaped, so the number is its own.
+        match os::pidfd_open(self.pid).and_then(|fd| os::pidfd_signal(fd.as_fd(), libc::SIGKILL)) {
+            Ok(()) => self.killed = true,
+            Err(e) => {
+                log::warn(format_args!("kill pump {}: {e}", self.pid));
+                self.heard_ms = now;
+            }
         }
     }
 }
@@ -85,9 +123,39 @@ impl Supervisor {
         (self.pump.pid, self.pump.start_at_ms) = (0, now + RESTART_MS);
     }
 
-    /// Starts a pump in place of a dead one; it gets every pipe that is not drained.
+    /// Kills a pump that is silent while there is something to move, and asks the others whether they live.
+    fn watch_over_pump(&mut self, now: u64) {
+        if self.table.iter().all(|entry| entry.stdout.is_none()) {
+            self.pump.heard_ms = 0;
+            return;
+        }
+        if self.pump.killed {
+            return;
+        }
+        if self.pump.heard_ms == 0 {
+            (self.pump.heard_ms, self.pump.ping_at_ms) = (now, now);
+        }
+        if self.pump.silent_at_ms() <= now {
+            // If it was this process that was late, the pump's words are waiting in the socket.
+            self.pump_ready();
+        }
+        // Those words may have been its last ones.
+        if self.pump.heard_ms != 0 && self.pump.silent_at_ms() <= now {
+            return self.pump.kill(now);
+        }
+        if self.pump.ping_at_ms <= now {
+            self.pump.ping_at_ms = now + PING_MS;
+            // Where it takes no more words, it has some to answer; where it is dead, its end is handled as such.
+            let _ = channel::send(self.pump.socket(), &ToPump::Ping.encode(), &[]);
+        }
+    }
+
+    /// Watches over the pump, and starts one in place of a dead one; that gets every pipe that is not drained.
     pub(crate) fn pump_due(&mut self, now: u64) {
-        if self.pump.start_at_ms == 0 || self.pump.start_at_ms > now {
+        if self.pump.start_at_ms == 0 {
+            return self.watch_over_pump(now);
+        }
+        if self.pump.start_at_ms > now {
             return;
         }
         let started = PumpLink::start().and_then(|link| {
@@ -121,8 +189,11 @@ impl Supervisor {
             let mut record = [0u8; RECORD_LEN];
             match channel::recv(self.pump.socket(), &mut record) {
                 Ok((len, _)) if len > 0 => {
-                    if let Some(told) = FromPump::decode(record.get(..len).unwrap_or(&record)) {
-                        self.drained(told);
+                    self.pump.begin_time_anew(sys::boottime_ms());
+                    if let Some(FromPump::Drained { index, generation }) =
+                        FromPump::decode(record.get(..len).unwrap_or(&record))
+                    {
+                        self.drained(index as usize, generation);
                     }
                 }
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
@@ -132,9 +203,8 @@ impl Supervisor {
         }
     }
 
-    fn drained(&mut self, told: FromPump) {
-        let index = told.index as usize;
-        let Some(entry) = self.table.get_same(index, told.generation) else {
+    fn drained(&mut self, index: usize, generation: u32) {
+        let Some(entry) = self.table.get_same(index, generation) else {
             return;
         };
         (entry.state.drained, entry.drained_ms) = (true, sys::boottime_ms());

@@ -16,14 +16,21 @@ pub(crate) struct Add {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ToPump {
     Add(Add),
-    Remove { index: u32, generation: u32 },
+    Remove {
+        index: u32,
+        generation: u32,
+    },
+    /// Say that you live.
+    Ping,
 }
 
-/// From the pump: every stream of the entry ended and is in its file.
+/// From the pump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct FromPump {
-    pub(crate) index: u32,
-    pub(crate) generation: u32,
+pub(crate) enum FromPump {
+    /// Every stream of the entry ended and is in its file.
+    Drained { index: u32, generation: u32 },
+    /// It lives: the answer to a ping, and sent in the midst of much work.
+    Alive,
 }
 
 fn number(record: &[u8], at: usize) -> u32 {
@@ -50,6 +57,7 @@ impl ToPump {
                 record
             }
             ToPump::Remove { index, generation } => record(2, *index, *generation),
+            ToPump::Ping => record(4, 0, 0),
         }
     }
 
@@ -65,6 +73,7 @@ impl ToPump {
                 separate: record[1] != 0,
             })),
             2 => Some(ToPump::Remove { index, generation }),
+            4 => Some(ToPump::Ping),
             _ => None,
         }
     }
@@ -72,12 +81,19 @@ impl ToPump {
 
 impl FromPump {
     pub(crate) fn encode(&self) -> [u8; RECORD_LEN] {
-        record(3, self.index, self.generation)
+        match self {
+            FromPump::Drained { index, generation } => record(3, *index, *generation),
+            FromPump::Alive => record(5, 0, 0),
+        }
     }
 
     pub(crate) fn decode(record: &[u8]) -> Option<FromPump> {
         let (index, generation) = whole(record)?;
-        (record[0] == 3).then_some(FromPump { index, generation })
+        match record[0] {
+            3 => Some(FromPump::Drained { index, generation }),
+            5 => Some(FromPump::Alive),
+            _ => None,
+        }
     }
 }
 
@@ -103,15 +119,18 @@ mod tests {
                 index: 1,
                 generation: 2,
             },
+            ToPump::Ping,
         ] {
             assert_eq!(ToPump::decode(&word.encode()), Some(word));
         }
-        let told = FromPump {
+        let drained = FromPump::Drained {
             index: 3,
             generation: 4,
         };
-        assert_eq!(FromPump::decode(&told.encode()), Some(told));
-        assert_eq!(ToPump::decode(&told.encode()), None);
+        for told in [drained, FromPump::Alive] {
+            assert_eq!(FromPump::decode(&told.encode()), Some(told));
+            assert_eq!(ToPump::decode(&told.encode()), None);
+        }
         assert_eq!(FromPump::decode(&[3; 10]), None);
     }
 }

@@ -160,11 +160,12 @@ impl Supervisor {
             self.timer.set(due)?;
             let count = self.poller.wait(&mut events)?;
             let now = sys::boottime_ms();
-            if now.saturating_sub(due) > GAP_MS
-                && let Some(running) = &mut self.agent.running
-            {
-                // This process did not run, and so perhaps nobody did: the agent's time begins anew.
-                running.heard_ms = now;
+            if now.saturating_sub(due) > GAP_MS {
+                // This process did not run, and so perhaps nobody did: the others' time begins anew.
+                self.pump.begin_time_anew(now);
+                if let Some(running) = &mut self.agent.running {
+                    running.heard_ms = now;
+                }
             }
             for event in &events[..count] {
                 self.dispatch(event.u64);

@@ -115,6 +115,68 @@ fn a_grandchild_that_holds_the_pipe_delays_only_the_end_of_output() {
     assert_eq!(attempt.output(), "hi\n");
 }
 
+/// The pump of a rig's supervisor.
+fn pump(rig: &Rig) -> Option<i32> {
+    let parent = rig.supervisor.id();
+    let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).ok()?;
+    let pids = children.split_whitespace().filter_map(|pid| pid.parse().ok());
+    let is_pump = |pid: &i32| {
+        fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.starts_with("fairlead-pump"))
+    };
+    pids.into_iter().find(is_pump)
+}
+
+#[test]
+fn a_stopped_pump_is_replaced_and_no_byte_is_lost_or_late() {
+    if !ready() {
+        return;
+    }
+    let rig = Rig::start("stopped", &[]);
+    let (mut agent, _) = rig.agent();
+    let attempt = rig.attempt(1);
+    agent.spawn(
+        &attempt,
+        &[
+            "sh",
+            "-c",
+            "for i in $(seq 1 60); do echo line $i; sleep 0.05; done",
+        ],
+    );
+    agent.spawned(&attempt);
+    wait("the first line", || attempt.output().starts_with("line 1\n"));
+    let stopped = pump(&rig).expect("a pump");
+    rig::kill(stopped, libc::SIGSTOP);
+    agent.exited(&attempt);
+    agent.emptied(&attempt);
+    agent.drained(&attempt);
+    assert_ne!(pump(&rig), Some(stopped), "another one");
+    let all: String = (1..=60).map(|n| format!("line {n}\n")).collect();
+    assert_eq!(attempt.output(), all);
+}
+
+#[test]
+fn a_supervisor_that_was_stopped_keeps_its_pump() {
+    if !ready() {
+        return;
+    }
+    let rig = Rig::start("late", &[]);
+    let (mut agent, _) = rig.agent();
+    let attempt = rig.attempt(1);
+    agent.spawn(&attempt, &["sh", "-c", "echo up; sleep 6; echo down"]);
+    agent.spawned(&attempt);
+    wait("its word", || attempt.output() == "up\n");
+    let before = pump(&rig);
+    let supervisor = rig.supervisor.id().cast_signed();
+    rig::kill(supervisor, libc::SIGSTOP);
+    // Longer than a pump may be silent.
+    std::thread::sleep(std::time::Duration::from_secs(4));
+    rig::kill(supervisor, libc::SIGCONT);
+    agent.exited(&attempt);
+    agent.drained(&attempt);
+    assert_eq!(pump(&rig), before);
+    assert_eq!(attempt.output(), "up\ndown\n");
+}
+
 #[test]
 fn a_file_that_takes_no_more_is_told_and_the_tool_goes_on() {
     if !ready() {
