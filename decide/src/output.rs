@@ -3,6 +3,8 @@
 //! The text is valid UTF-8 and at most a limit of bytes, its own marks included. Output over the limit becomes a
 //! `<persisted-output>` block with its size, the execution that has the rest, its first and its last part.
 //!
+//! An output that could not be read to its end has a `<persisted-output-cut-off>` mark at its end that says so.
+//!
 //! Two things in the bytes are changed, always: what is not UTF-8, and NUL, which many readers of text stop at, become
 //! U+FFFD; and the `<` before `persisted-output` or `/persisted-output`, in any case of letters, becomes `&lt;`, so
 //! that no tool can forge a block or end one. Other control characters are kept as they are.
@@ -12,13 +14,14 @@
 pub struct Canonical {
     /// Valid UTF-8 within the limit.
     pub text: String,
-    /// Whether it is a block with parts instead of the whole output.
+    /// Whether it is a block with parts instead of the whole output, or the end of the output may be missing.
     pub truncated: bool,
 }
 
 const NAME: &str = "persisted-output";
 const FIRST: (&str, &str) = ("<persisted-output-first>\n", "\n</persisted-output-first>\n");
 const LAST: (&str, &str) = ("<persisted-output-last>\n", "\n</persisted-output-last>\n");
+const CUT_OFF: &str = "persisted-output-cut-off";
 const END: &str = "</persisted-output>";
 /// Stands for a block where the limit is too small for one.
 const STUB: &str = "<persisted-output/>";
@@ -29,18 +32,51 @@ const STUB: &str = "<persisted-output/>";
 /// (more is allowed; with `head` the whole output, `tail` is not read). `execution` is the name of the execution that
 /// keeps the whole.
 pub fn canonical(head: &[u8], tail: &[u8], total_bytes: u64, max_bytes: usize, execution: &str) -> Canonical {
+    make(head, tail, total_bytes, max_bytes, execution, "")
+}
+
+/// The canonical text of the first `read_bytes` bytes of an output whose end may be missing: it counts as truncated,
+/// and a mark at its end says so.
+///
+/// The rest is as in [`canonical`].
+pub fn canonical_cut_off(
+    head: &[u8],
+    tail: &[u8],
+    read_bytes: u64,
+    max_bytes: usize,
+    execution: &str,
+) -> Canonical {
+    let mark = format!(
+        "\n<{CUT_OFF}>\nThe end of this output may be missing: {read_bytes} bytes of it could be read, and what was \
+         written after them is lost.\n</{CUT_OFF}>"
+    );
+    make(head, tail, read_bytes, max_bytes, execution, &mark)
+}
+
+/// `mark` is put behind the last byte.
+fn make(
+    head: &[u8],
+    tail: &[u8],
+    total_bytes: u64,
+    max_bytes: usize,
+    execution: &str,
+    mark: &str,
+) -> Canonical {
     let whole = head.len() as u64 >= total_bytes;
-    let first = clean(if whole { head } else { without_cut_end(head) });
+    let mut first = clean(if whole { head } else { without_cut_end(head) });
+    if whole {
+        first.push_str(mark);
+    }
     if whole && first.len() <= max_bytes {
         return Canonical {
             text: first,
-            truncated: false,
+            truncated: !mark.is_empty(),
         };
     }
     let last = if whole {
         first.clone()
     } else {
-        clean(without_cut_begin(tail))
+        clean(without_cut_begin(tail)) + mark
     };
     Canonical {
         text: block(&first, &last, total_bytes, max_bytes, execution),

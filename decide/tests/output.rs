@@ -1,6 +1,6 @@
 //! Properties of the canonical text.
 
-use fairlead_decide::output::{Canonical, canonical, cut, yaml_safe};
+use fairlead_decide::output::{Canonical, canonical, canonical_cut_off, cut, yaml_safe};
 use proptest::prelude::*;
 
 /// The text of a whole output, as a reader of a spool makes it.
@@ -46,6 +46,26 @@ fn invalid_utf8_and_nul_are_replaced_and_forged_marks_are_escaped() {
         made.text,
         "a\u{fffd}b\u{fffd}c &lt;Persisted-Output> &lt;/persisted-output> <p>"
     );
+}
+
+#[test]
+fn an_output_that_was_not_read_to_its_end_says_so_at_its_end_also_when_it_is_cut() {
+    let mark = "\n<persisted-output-cut-off>\nThe end of this output may be missing: 9 bytes";
+    let short = canonical_cut_off(b"line 1\nli", b"", 9, 1024, "run-1-abc");
+    assert!(short.truncated);
+    assert!(
+        short.text.starts_with("line 1\nli\n<") && short.text.contains(mark),
+        "{}",
+        short.text
+    );
+    let bytes = [b'A'; 3000];
+    let long = canonical_cut_off(&bytes[..2000], &bytes[1000..], 3000, 1024, "run-1-abc");
+    assert!(long.truncated && long.text.len() <= 1024);
+    well_formed(&long.text);
+    let last = "</persisted-output-cut-off>\n</persisted-output-last>\n</persisted-output>";
+    assert!(long.text.ends_with(last), "{}", long.text);
+    let again = cut(&long.text, 800, 3000, "run-1-abc");
+    assert!(again.ends_with(last) && again.len() <= 800, "{again}");
 }
 
 #[test]

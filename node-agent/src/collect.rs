@@ -2,18 +2,20 @@
 
 use crate::host::Host;
 use crate::ids;
+use crate::spool::Spool;
 use crate::start::INIT_PROCESSES;
 use fairlead_crds::ExecutionOutput;
 use fairlead_decide::node::{AttemptKey, Collected, OomAt};
-use fairlead_decide::output::{Canonical, canonical};
+use fairlead_decide::output::{Canonical, canonical, canonical_cut_off};
 use fairlead_supervisor::cgroup::{self, Group, Usage};
 use fairlead_supervisor::slot::{Stream, StreamOutput};
 use fairlead_supervisor::wire::Request;
 use sha2::{Digest, Sha256};
 use std::fmt::Write;
-use std::fs::File;
-use std::io::{self, Read};
-use std::os::unix::fs::FileExt;
+use std::fs::{self, File};
+use std::io::{self, Read, Seek};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
 use std::time::Duration;
 
 /// Longest wait for a group that is known to be empty to go away.
@@ -111,7 +113,7 @@ fn read_output(
     name: &str,
     max_bytes: usize,
 ) -> (ExecutionOutput, Option<String>) {
-    match try_output(host, key, name, max_bytes) {
+    match try_output(&host.spool, key, name, max_bytes) {
         Ok(read) => read,
         Err(error) => {
             tracing::error!(execution = %key, %error, "read the output");
@@ -127,14 +129,40 @@ fn read_output(
 }
 
 fn try_output(
-    host: &Host,
+    spool: &Spool,
     key: &AttemptKey,
     name: &str,
     max_bytes: usize,
 ) -> io::Result<(ExecutionOutput, Option<String>)> {
-    let path = host.spool.stdout(key);
+    // The account first: once it says that the stream has ended, the file does not grow any more.
+    let slot = spool.slot(key)?;
+    let journal = slot.read()?;
+    let known = journal.output.map(|output| output.stdout);
+    let path = spool.stdout(key);
     let mut file = File::open(&path)?;
     let stored = file.metadata()?.len();
+    // A file shorter than its account was frozen at an earlier look.
+    let ended = known.is_some_and(|account| account.ended && account.stored <= stored);
+    let cut_off = journal.spawned.is_some() && !ended;
+    let dropped = known.filter(|account| account.dropped() > 0);
+    let account = dropped.unwrap_or(StreamOutput {
+        total: stored,
+        stored,
+        errno: known.map_or(0, |account| account.errno),
+        ended,
+    });
+    let mut note = note(&account, cut_off);
+    if cut_off && dropped.is_none() {
+        match freeze(&path, &file, stored) {
+            Ok(copy) => file = copy,
+            Err(error) => {
+                tracing::warn!(execution = %key, path = %path.display(), %error, "freeze an output that was cut off");
+                let more = format!("; its file may still grow beyond the {stored} bytes told here");
+                note = note.map(|note| note + &more);
+            }
+        }
+    }
+    let total = account.total.max(stored);
     let max = max_bytes as u64;
     // Short output, which is most, is read once for all that is made of it.
     let whole = stored <= max.min(CHUNK as u64);
@@ -142,19 +170,8 @@ fn try_output(
     let sha256 = if whole {
         hex(Sha256::digest(&head))
     } else {
-        digest(&mut file)?
+        digest(&mut file, stored)?
     };
-    let slot = host.spool.slot(key)?;
-    let journal = slot.read()?;
-    let account = journal.output.map(|output| output.stdout);
-    let cut_off = journal.spawned.is_some() && account.is_none_or(|account| !account.ended);
-    let account = account.unwrap_or(StreamOutput {
-        total: stored,
-        stored,
-        errno: 0,
-        ended: true,
-    });
-    let total = account.total.max(stored);
     let tail = if account.dropped() > 0 {
         Some(slot.read_tail(Stream::Stdout, &account)?)
     } else if whole {
@@ -164,14 +181,38 @@ fn try_output(
         Some(read_at(&file, stored - want, want)?)
     };
     let tail = tail.as_ref().unwrap_or(&head);
-    let Canonical { text, truncated } = canonical(&head, tail, total, max_bytes, name);
+    let make = if cut_off { canonical_cut_off } else { canonical };
+    let Canonical { text, truncated } = make(&head, tail, total, max_bytes, name);
     let output = ExecutionOutput {
         text,
         truncated,
         total_bytes: i64::try_from(total).unwrap_or(i64::MAX),
         sha256,
     };
-    Ok((output, note(&account, cut_off)))
+    Ok((output, note))
+}
+
+/// Puts a copy of the first `len` bytes in the place of a file that the pump may still write to, so that what is told
+/// of it stays true. Gives the copy.
+fn freeze(path: &Path, file: &File, len: u64) -> io::Result<File> {
+    let draft = path.with_extension("frozen");
+    let copied = File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&draft)
+        .and_then(|mut copy| match io::copy(&mut file.take(len), &mut copy)? {
+            copied if copied == len => Ok(copy),
+            _ => Err(io::ErrorKind::UnexpectedEof.into()),
+        })
+        .and_then(|copy| fs::rename(&draft, path).map(|()| copy));
+    if copied.is_err() {
+        // The room may be what is missing; the error that counts is the first one.
+        let _ = fs::remove_file(&draft);
+    }
+    copied
 }
 
 fn note(account: &StreamOutput, cut_off: bool) -> Option<String> {
@@ -191,7 +232,10 @@ fn note(account: &StreamOutput, cut_off: bool) -> Option<String> {
     (dropped > 0).then(|| format!("{dropped} bytes of its output beyond what a node keeps were dropped"))
 }
 
-fn digest(file: &mut File) -> io::Result<String> {
+/// Of the first `len` bytes.
+fn digest(file: &mut File, len: u64) -> io::Result<String> {
+    file.rewind()?;
+    let mut file = file.take(len);
     let mut hash = Sha256::new();
     let mut buffer = vec![0_u8; CHUNK];
     loop {
@@ -253,15 +297,67 @@ pub(crate) fn forget(host: &Host, key: &AttemptKey) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
+    use fairlead_supervisor::slot::{FILE_SLOT, Output, Slot, Spawned, write_output, write_spawned};
+    use std::io::Write as _;
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn an_output_that_is_not_read_to_its_end_says_so_and_does_not_grow_afterwards() {
+        let dir = std::env::temp_dir().join(format!("fairlead-cut-off-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let spool = Spool::open(&dir).unwrap();
+        let key = AttemptKey {
+            uid: "01020304-0506-0708-090a-0b0c0d0e0f10".into(),
+            attempt: 1,
+        };
+        fs::create_dir_all(spool.attempt(&key)).unwrap();
+        let slot = Slot::create(&spool.attempt(&key).join(FILE_SLOT)).unwrap();
+        let spawned = Spawned {
+            pid: 1,
+            boottime_ms: 1,
+            unix_ms: 1,
+        };
+        write_spawned(slot.as_raw_fd(), &spawned).unwrap();
+        let mut pump = File::create(spool.stdout(&key)).unwrap();
+        pump.write_all(b"line 1\nli").unwrap();
+        let told = |output: &ExecutionOutput, note: Option<String>| {
+            assert!(output.truncated);
+            assert!(
+                output.text.starts_with("line 1\nli\n<persisted-output-cut-off>"),
+                "{}",
+                output.text
+            );
+            assert_eq!(
+                (output.total_bytes, output.sha256.clone()),
+                (9, hex(Sha256::digest(b"line 1\nli")))
+            );
+            assert!(note.unwrap().contains("may be missing"));
+            assert_eq!(fs::read(spool.stdout(&key)).unwrap(), b"line 1\nli");
+        };
+        let (first, note) = try_output(&spool, &key, "x", 1024).unwrap();
+        told(&first, note);
+        // The pump goes on and comes to the end: too late, also for an agent that looks again after its restart.
+        pump.write_all(b"ne 2\n").unwrap();
+        let stdout = StreamOutput {
+            total: 14,
+            stored: 14,
+            errno: 0,
+            ended: true,
+        };
+        let stderr = StreamOutput::default();
+        write_output(slot.as_raw_fd(), &Output { stdout, stderr }).unwrap();
+        let (again, note) = try_output(&spool, &key, "x", 1024).unwrap();
+        told(&again, note);
+        fs::remove_dir_all(dir).unwrap();
+    }
 
     #[test]
     fn the_digest_is_the_same_however_the_bytes_are_read() {
         let path = std::env::temp_dir().join(format!("fairlead-digest-{}", std::process::id()));
         for len in [0, 3, CHUNK, CHUNK + 1] {
             let bytes = vec![b'x'; len];
-            fs::write(&path, &bytes).unwrap();
-            let read = digest(&mut File::open(&path).unwrap()).unwrap();
+            fs::write(&path, [bytes.as_slice(), b"what came later"].concat()).unwrap();
+            let read = digest(&mut File::open(&path).unwrap(), len as u64).unwrap();
             assert_eq!(read, hex(Sha256::digest(&bytes)), "{len}");
             assert_eq!(read.len(), 64);
         }
