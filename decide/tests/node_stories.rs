@@ -242,10 +242,16 @@ fn descendants_have_a_grace_that_output_renews_and_the_hard_timeout_bounds() {
         |_| {},
     );
     assert_eq!(
-        ended(&endless).0,
-        ExecutionPhase::Succeeded,
-        "the leader's own end stands"
+        ended(&endless),
+        (
+            ExecutionPhase::Succeeded,
+            reason::LEFTOVER_KILLED.into(),
+            Outcome::Completed
+        ),
+        "the leader's own end stands, and the hard timeout killed what it left behind"
     );
+    let wall = endless.status("u1").usage.unwrap().wall_millis;
+    assert!(wall >= 60_000, "{wall} ms, all in which processes of it ran");
 }
 
 #[test]

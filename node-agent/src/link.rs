@@ -194,7 +194,9 @@ fn facts(state: &EntryState) -> Vec<ProcessFact> {
             state.cause,
             at(state.exited_ms),
         )));
-    } else if state.deadline_reached {
+    }
+    if state.deadline_reached {
+        // Where it came before the leader's end, that end has it as its cause.
         facts.push(ProcessFact::DeadlineReached(ids::now()));
     }
     if state.emptied {

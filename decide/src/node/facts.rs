@@ -184,7 +184,8 @@ impl Process {
                     self.lost = true;
                 }
                 self.drained = true;
-                self.emptied.get_or_insert(at);
+                // When it became empty nobody knows any more; not before its leader ended.
+                self.emptied.get_or_insert(self.exited.map_or(at, |exit| exit.at));
             }
         }
     }
@@ -193,6 +194,16 @@ impl Process {
         self.kill_at.get_or_insert(at.boot_ms);
         let by_itself = self.exited.is_some_and(|exit| exit.cause == Cause::None);
         self.leftovers = by_itself && self.term_at.is_none() && self.deadline_reached.is_none();
+    }
+
+    /// Whether descendants of a leader that had ended by itself were killed, by us or by the supervisor at the hard
+    /// timeout, which it does not reach with an empty group.
+    pub(super) fn left_some_behind(&self) -> bool {
+        let outlived = |exit: Exit| {
+            let reached = self.deadline_reached;
+            exit.cause == Cause::None && reached.is_some_and(|at| at.boot_ms > exit.at.boot_ms)
+        };
+        self.leftovers || self.exited.is_some_and(outlived)
     }
 
     pub(super) fn measured(&mut self, at: Moment, bytes: u64) {

@@ -5,7 +5,7 @@
 
 use super::types::*;
 use super::verdict::Verdict;
-use super::world::{Attempt, World};
+use super::world::{Attempt, Process, World};
 use fairlead_crds::conditions::{self, kind, reason};
 use fairlead_crds::values::Time;
 use fairlead_crds::{
@@ -276,9 +276,9 @@ fn usage(attempt: &Attempt, object: &ToolExecution, start: Option<Time>, end: Ti
     let admitted = binding.map(|binding| binding.admitted_at);
     let queued = binding.and_then(|binding| binding.queued_at);
     let boot = |at: Moment| i64::try_from(at.boot_ms).unwrap_or(i64::MAX);
-    let wall_millis = match (attempt.process.spawned, attempt.process.exited) {
+    let wall_millis = match (attempt.process.spawned, ended_at(&attempt.process)) {
         // The clock that nobody sets.
-        (Some(spawned), Some(exit)) => boot(exit.at) - boot(spawned),
+        (Some(spawned), Some(end)) => boot(end) - boot(spawned),
         _ => start.map_or(0, |start| crate::time::millis_between(start, end)),
     };
     ExecutionUsage {
@@ -307,15 +307,18 @@ fn start_time(attempt: &Attempt, object: &ToolExecution) -> Option<Time> {
     said.or_else(|| attempt.process.spawned.map(time))
 }
 
-/// The leader's end, else that of its group, else now; never before the start.
+/// When the last of its processes was gone, as far as that was seen: what the leader left behind is part of it.
+fn ended_at(process: &Process) -> Option<Moment> {
+    let exited = process.exited.filter(|_| !process.lost).map(|exit| exit.at);
+    exited
+        .into_iter()
+        .chain(process.emptied)
+        .max_by_key(|at| at.boot_ms)
+}
+
+/// The end of its last process, else now; never before the start.
 fn completion_time(attempt: &Attempt, start: Option<Time>, now: Moment) -> Time {
-    let process = &attempt.process;
-    let seen = process
-        .exited
-        .filter(|_| !process.lost)
-        .map(|exit| exit.at)
-        .or(process.emptied);
-    let end = time(seen.unwrap_or(now));
+    let end = time(ended_at(&attempt.process).unwrap_or(now));
     start.map_or(end, |start| end.max(start))
 }
 

@@ -206,7 +206,8 @@ const SIGKILL: i32 = 9;
 const SIGTERM: i32 = 15;
 
 fn by_itself(object: &ToolExecution, attempt: &Attempt, exit: Exit) -> Verdict {
-    let leftovers = if attempt.process.leftovers {
+    let left_some = attempt.process.left_some_behind();
+    let leftovers = if left_some {
         "; processes it left behind were killed"
     } else {
         ""
@@ -216,7 +217,7 @@ fn by_itself(object: &ToolExecution, attempt: &Attempt, exit: Exit) -> Verdict {
     match (exit.wait, killed) {
         (Wait::Code(0), _) => Verdict {
             phase: ExecutionPhase::Succeeded,
-            reason: if attempt.process.leftovers {
+            reason: if left_some {
                 reason::LEFTOVER_KILLED
             } else {
                 reason::COMPLETED

@@ -92,7 +92,7 @@ pub struct Process {
     pub term_at: Option<u64>,
     /// When the kill was asked for.
     pub kill_at: Option<u64>,
-    /// The kill was for descendants of a leader that had ended.
+    /// We asked for the kill, for descendants of a leader that had ended.
     pub leftovers: bool,
     /// It was told to end only because the node's agent is to end.
     pub drained_away: bool,
