@@ -9,6 +9,22 @@ use serde_json::{Map, Value};
 /// Size and shape are judged where it is used; the schema only says that it is an object.
 pub type OpenObject = Map<String, Value>;
 
+/// Most levels of an [`OpenObject`], itself the first: of arguments, of a schema, of parameters. What is deeper is
+/// refused, since readers everywhere are bounded: the parser here at 127 levels of the object that holds it.
+pub const MAX_NESTING: usize = 32;
+
+/// Whether `object` has more than [`MAX_NESTING`] levels.
+pub fn too_nested(object: &OpenObject) -> bool {
+    fn beyond(value: &Value, left: usize) -> bool {
+        match value {
+            Value::Array(items) => left == 0 || items.iter().any(|item| beyond(item, left - 1)),
+            Value::Object(members) => left == 0 || members.values().any(|item| beyond(item, left - 1)),
+            _ => false,
+        }
+    }
+    object.values().any(|value| beyond(value, MAX_NESTING - 1))
+}
+
 /// A point in time, RFC 3339 with sub-second digits.
 pub type Time = jiff::Timestamp;
 

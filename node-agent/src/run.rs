@@ -85,7 +85,7 @@ fn backend(backend: Backend) -> IsolationBackend {
 /// What could not be set up, or that the supervisor is gone.
 pub async fn run(args: Args) -> Result<()> {
     // The client library says every failed request once more than we do.
-    init_telemetry("info,kube_client::client::builder=off")?;
+    init_telemetry("info")?;
     let shutdown = Shutdown::on_signals()?;
     // Before anything that may take time: the supervisor kills what runs if it hears of no agent.
     let (link, entries) = Link::open()?;
