@@ -108,7 +108,8 @@ pub struct ModelChoice {
     pub name: Option<String>,
 
     /// Further members of the request, such as temperature, sent as they are. Members that Fairlead sets itself
-    /// (model, messages, tools, stream) are refused at run time. At most 16 KiB as JSON; none by default.
+    /// (model, messages, tools, stream) are refused at run time. At most 16 KiB as JSON, or the run fails; none by
+    /// default.
     #[serde(default, skip_serializing_if = "OpenObject::is_empty")]
     #[schemars(schema_with = "open_object")]
     pub parameters: OpenObject,

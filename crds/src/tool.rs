@@ -31,7 +31,8 @@ pub struct ToolSpec {
     pub description: String,
 
     /// JSON Schema 2020-12 of the arguments, an object; without remote or recursive references. At most 64 KiB as
-    /// JSON; by default an object without parameters.
+    /// JSON, 64 regular expressions of 64 KiB each and 256 KiB together when compiled, and 512 schemas for each element
+    /// of a list or map; by default an object without parameters.
     #[serde(default = "no_parameters")]
     #[schemars(schema_with = "open_object")]
     pub input_schema: OpenObject,

@@ -11,7 +11,7 @@ pub use plan::{DEFAULT_CPU_MILLICORES, DEFAULT_MAX_PROCESSES, DEFAULT_MEMORY_MAX
 
 use crate::template;
 use fairlead_crds::conditions::reason;
-use fairlead_crds::values::OpenObject;
+use fairlead_crds::values::{MAX_NESTING, OpenObject};
 use fairlead_crds::{CommandRunner, ToolSpec};
 use schema::Compiled;
 use serde_json::Value;
@@ -22,6 +22,11 @@ use verdicts::Verdicts;
 
 /// Most bytes of an `inputSchema`, and of the arguments of one call, as JSON.
 pub const MAX_JSON_BYTES: usize = 64 * 1024;
+
+/// What is told of an open object at `place` that has more than [`MAX_NESTING`] levels.
+pub fn too_deep(place: &str, fix: &str) -> String {
+    format!("{place}: more than {MAX_NESTING} objects and lists inside one another; {fix}")
+}
 
 /// A Tool whose schema and templates are valid: the compiled schema and the command. Cheap to clone.
 #[derive(Clone)]

@@ -4,7 +4,7 @@
 //! be bounded in size, in the work it makes and in the memory of its patterns, and must never reach outside itself.
 
 use super::{MAX_JSON_BYTES, patterns};
-use fairlead_crds::values::OpenObject;
+use fairlead_crds::values::{OpenObject, too_nested};
 use jsonschema::Validator;
 use serde_json::Value;
 use std::collections::HashMap;
@@ -35,6 +35,12 @@ pub(super) struct Compiled {
 
 /// Compiles `schema`. The error names field, rule and fix.
 pub(super) fn compile(schema: &OpenObject) -> Result<Compiled, String> {
+    if too_nested(schema) {
+        return Err(super::too_deep(
+            "spec.inputSchema",
+            "flatten it, or refer to parts under $defs",
+        ));
+    }
     let root = Value::Object(schema.clone());
     let bytes = root.to_string().len();
     if bytes > MAX_JSON_BYTES {
