@@ -92,7 +92,8 @@ pub struct AgentTurnSpec {
     #[schemars(length(max = 64))]
     pub observations: Vec<Observation>,
 
-    /// SHA-256, as hex, of the canonical form (RFC 8785) of the request's messages and tools.
+    /// SHA-256, as hex, of the canonical form (RFC 8785) of the request's messages and tools. A request that is derived
+    /// again and does not have it is not sent: the turn is given up, and another attempt records its own.
     #[schemars(length(min = 64, max = 64))]
     pub request_digest: String,
 }

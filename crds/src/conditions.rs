@@ -31,6 +31,8 @@ pub mod reason {
     pub const MAX_TOOL_CALLS: &str = "MaxToolCallsExceeded";
     /// `limits.deadlineSeconds` passed.
     pub const DEADLINE: &str = "DeadlineExceeded";
+    /// The request of a turn could not be derived again as it was recorded.
+    pub const REQUEST_CHANGED: &str = "RequestChanged";
     /// A turn of the run was deleted.
     pub const TURN_DELETED: &str = "TurnDeleted";
     /// The `ModelProvider` named does not exist.

@@ -159,7 +159,7 @@ impl Executor {
         };
         self.metrics.wrote(name, result.is_ok(), timer.elapsed());
         if let Err(failure) = &result {
-            tracing::info!(action = name, kind = ?failure.kind, message = failure.message, "write did not happen");
+            tracing::info!(action = name, kind = ?failure.kind, error = failure.message, "write did not happen");
         }
         let _ = self.out.send(Observed::Event(Event::Ended {
             action: Box::new(action),

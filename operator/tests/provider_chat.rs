@@ -286,7 +286,7 @@ async fn no_connection_is_told_as_such() {
         .unwrap()
         .local_addr()
         .unwrap();
-    let error = ask(&provider(&format!("http://{free}/v1"), json!({})))
+    let error = ask(&provider(&format!("http://user:word@{free}/v1"), json!({})))
         .await
         .unwrap_err();
     assert_eq!(
@@ -295,6 +295,13 @@ async fn no_connection_is_told_as_such() {
         "{}",
         error.message
     );
+    let address = format!("spec.baseUrl http://{free}/v1: ");
+    let told = &error.message;
+    assert!(
+        told.starts_with(&address) && told.contains("; check the address"),
+        "{told}"
+    );
+    assert!(!told.contains("word"), "{told}");
 
     // A listener with a full queue drops the first packet of a connection, as a black hole does.
     let socket = tokio::net::TcpSocket::new_v4().unwrap();

@@ -23,13 +23,15 @@ const ID_MAX: usize = 128;
 const TEXT_MAX: usize = 4096;
 
 /// How a turn ends that failed.
-pub fn failed(error: &ModelError, sent_at: Time, now: Time) -> AgentTurnStatus {
+///
+/// `tries` were made since `begun`.
+pub fn failed(error: &ModelError, tries: u32, begun: Time, sent_at: Time, now: Time) -> AgentTurnStatus {
     AgentTurnStatus {
         phase: Some(TurnPhase::Failed),
         start_time: Some(sent_at),
         completion_time: Some(now),
         latency_millis: Some(millis_between(sent_at, now).max(0)),
-        failure: Some(of_model(error)),
+        failure: Some(of_model(error, tries, millis_between(begun, now))),
         ..AgentTurnStatus::default()
     }
 }

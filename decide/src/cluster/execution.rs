@@ -224,8 +224,14 @@ pub fn queued(execution: &Arc<ToolExecution>, why: &str, message: &str) -> Actio
 
 /// The end of a call that a check refused.
 pub fn denied(execution: &Arc<ToolExecution>, refusal: &Refusal, now: Time) -> Action {
-    let message = format!("{}: {}", refusal.reason, refusal.message);
-    let mut status = ended(execution, ExecutionPhase::Denied, refusal.reason, &message, now);
+    // The reason stands in its own field, and whoever tells both puts it before the message.
+    let mut status = ended(
+        execution,
+        ExecutionPhase::Denied,
+        refusal.reason,
+        &refusal.message,
+        now,
+    );
     status.error_class = Some(ErrorClass::InvalidArgument);
     status.decisions = vec![GuardDecision {
         check: refusal.check,

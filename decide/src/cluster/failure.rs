@@ -109,10 +109,18 @@ pub fn next_try(error: &ModelError, tries: u32, run: &str, now: Time) -> Time {
     plus_millis(now, pause - pause / 4 * spread / 256)
 }
 
-/// The failure a run ends with after this error.
-pub fn of_model(error: &ModelError) -> Failure {
+/// The failure a run ends with after this error, the last of `tries` within `millis` milliseconds.
+pub fn of_model(error: &ModelError, tries: u32, millis: i64) -> Failure {
     let (class, reason, _) = row(error.kind);
-    failure(class, reason, &error.message)
+    if tries < 2 {
+        return failure(class, reason, &error.message);
+    }
+    let seconds = millis.max(0) / 1000;
+    failure(
+        class,
+        reason,
+        &format!("{} ({tries} tries in {seconds} s)", error.message),
+    )
 }
 
 /// A failure, its message cut to what the field holds.

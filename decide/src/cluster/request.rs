@@ -179,3 +179,8 @@ pub fn request_digest(messages: &[Message], tools: &[FrozenTool]) -> String {
     let tools: Vec<_> = tools.iter().map(definition).collect();
     digest(&json!({"messages": messages, "tools": tools}))
 }
+
+/// The same of a request that is about to be sent.
+pub fn digest_of(request: &ModelRequest) -> String {
+    digest(&json!({"messages": request.messages, "tools": request.tools}))
+}

@@ -3,7 +3,7 @@
 use super::answer::{abandoned, completed, failed};
 use super::builtin;
 use super::failure::failure;
-use super::request::{messages, observe, of_turn, request_digest, tools_of};
+use super::request::{digest_of, messages, observe, of_turn, request_digest, tools_of};
 use super::stage::View;
 use super::types::{Action, Because, Decision, ObjectKey};
 use super::world::{RequestState, RunState, World, phase_of, turn_at};
@@ -17,6 +17,9 @@ use fairlead_crds::{
     FrozenToolKind, TurnPhase,
 };
 use std::sync::Arc;
+
+/// Attempts at a turn after which it is not begun anew because its request changed.
+const ATTEMPTS_MAX: i64 = 8;
 
 /// Something that a run names and that is not there or not usable.
 #[derive(Debug)]
@@ -230,7 +233,14 @@ pub fn drive(
             turn,
             match &**result {
                 Ok(response) => completed(world, state, run, turn, response, *sent_at, now),
-                Err(error) => failed(error, *sent_at, now),
+                Err(error) => {
+                    let begun = turn
+                        .metadata
+                        .creation_timestamp
+                        .as_ref()
+                        .map_or(*sent_at, |t| t.0);
+                    failed(error, request.tries.saturating_add(1), begun, *sent_at, now)
+                }
             },
         ),
     }
@@ -262,14 +272,35 @@ fn ask(
             grace_ends,
         );
     };
+    let asked = of_turn(world, state, run, turn);
+    if digest_of(&asked) != turn.spec.request_digest {
+        // What it was derived from has changed: another attempt records what is asked now.
+        return close(turn, not_the_recorded(turn, now));
+    }
     Decision::act(Action::Ask {
         run: run.metadata.uid.clone().unwrap_or_default(),
         turn: turn.metadata.name.clone().unwrap_or_default(),
         namespace,
         provider: Arc::clone(&provider.object),
         tries,
-        request: Box::new(of_turn(world, state, run, turn)),
+        request: Box::new(asked),
     })
+}
+
+/// How a turn ends whose request is not the one it recorded. What changes again and again is no basis for another one.
+fn not_the_recorded(turn: &AgentTurn, now: Time) -> AgentTurnStatus {
+    if turn.spec.attempt < ATTEMPTS_MAX {
+        return abandoned(now);
+    }
+    let message = format!(
+        "The request of turn {} could not be derived again as it was recorded, in {} attempts: executions or turns of \
+         the run are being changed or deleted. Leave them alone, and create the run again.",
+        turn.spec.index, turn.spec.attempt
+    );
+    without_answer(
+        failure(FailureClass::Terminal, reason::REQUEST_CHANGED, &message),
+        now,
+    )
 }
 
 /// Gives an unfinished turn up because its run ends.

@@ -5,6 +5,7 @@ use fairlead_crds::values::Time;
 use fairlead_decide::cluster::{
     self, Action, Decision, Event, Key, Load, Request, RequestState, World, Writes, has_ended, key_of,
 };
+use fairlead_decide::model::Message;
 use fairlead_decide::node;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -250,8 +251,8 @@ impl ClusterFault {
             }
             Self::ForgetsObservations => {
                 for action in &mut decision.actions {
-                    if let Action::CreateTurn { spec, .. } = action {
-                        spec.observations.clear();
+                    if let Action::Ask { run, request, .. } = action {
+                        forget_observed(world, run, &mut request.messages);
                     }
                 }
             }
@@ -272,6 +273,21 @@ impl ClusterFault {
             _ => {}
         }
         decision
+    }
+}
+
+fn forget_observed(world: &World, run: &str, messages: &mut [Message]) {
+    let turns = world.runs.get(run).into_iter().flat_map(|s| s.turns.values());
+    let told: BTreeSet<_> = turns
+        .flat_map(|t| &t.spec.observations)
+        .map(|o| &o.call_id)
+        .collect();
+    for message in messages {
+        if let Message::Tool { call_id, text, .. } = message
+            && told.contains(call_id)
+        {
+            text.clear();
+        }
     }
 }
 

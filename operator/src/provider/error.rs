@@ -143,6 +143,21 @@ pub(super) fn of_transport(error: reqwest::Error) -> ModelError {
     failure(kind, causes(&error.without_url()))
 }
 
+/// A connection to `address` that could not be made, told with the field that names it and what to look at. Any other
+/// error stays as it is.
+pub(super) fn at_base_url(error: ModelError, address: &str) -> ModelError {
+    match error.kind {
+        ModelErrorKind::Connect => failure(
+            ModelErrorKind::Connect,
+            format!(
+                "spec.baseUrl {address}: {}; check the address, its name in DNS, and the operator's way to it",
+                error.message
+            ),
+        ),
+        _ => error,
+    }
+}
+
 /// An error with its causes, joined by colons.
 pub(super) fn causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();

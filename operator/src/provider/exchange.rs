@@ -1,7 +1,7 @@
 //! One request over HTTP and the reading of its answer, within the provider's time limits.
 
 use super::answer::Answer;
-use super::error::{failure, of_status, of_transport};
+use super::error::{at_base_url, failure, of_status, of_transport};
 use super::sse::{SseFault, SseReader};
 use super::{ApiKey, chat};
 use fairlead_crds::{ModelProviderSpec, ProviderTimeouts};
@@ -42,7 +42,10 @@ pub(super) async fn exchange(
     }
     let started = Instant::now();
     let clock = Clock::new(&provider.timeouts, started);
-    let response = clock.head(outgoing.send()).await?;
+    let response = clock
+        .head(outgoing.send())
+        .await
+        .map_err(|error| at_base_url(error, &super::address(provider)))?;
     let status = response.status();
     let headers = response.headers().clone();
     let mut body = Body { response, clock };

@@ -75,7 +75,7 @@ impl ProviderClient {
                 let failed = error::without_key(failed, api_key);
                 tracing::debug!(
                     turn = request.turn, model = request.model, millis, kind = ?failed.kind, status = failed.status,
-                    message = failed.message, "model did not answer"
+                    error = failed.message, "model did not answer"
                 );
                 failed
             })
@@ -143,6 +143,17 @@ fn endpoint(provider: &ModelProviderSpec) -> Result<url::Url, String> {
     let path = format!("{}/chat/completions", url.path().trim_end_matches('/'));
     url.set_path(&path);
     Ok(url)
+}
+
+/// `spec.baseUrl` as it may be told: without the name and password that a URL can hold.
+fn address(provider: &ModelProviderSpec) -> String {
+    let base = provider.base_url.as_deref().unwrap_or_default();
+    let Ok(mut url) = url::Url::parse(base) else {
+        return String::new();
+    };
+    // Fails for a URL that can hold neither.
+    let _ = url.set_username("").and_then(|()| url.set_password(None));
+    url.to_string()
 }
 
 /// Plays the step of the script that answers. Its delay stands under the time limits of a request, as a model's would.
