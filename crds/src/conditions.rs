@@ -104,6 +104,8 @@ pub mod reason {
     pub const NODE_LOST: &str = "NodeLost";
     /// The run it belongs to ended.
     pub const RUN_ENDED: &str = "RunEnded";
+    /// Its node is alive, but has told no end long after the call's hard timeout.
+    pub const NOT_REPORTED: &str = "NotReported";
     /// The end was written without its output, since the full status was refused.
     pub const STATUS_REFUSED: &str = "StatusRefused";
     /// The group could not be emptied or removed within the bound.

@@ -33,7 +33,7 @@ pub use agent_turn::*;
 pub use binding::*;
 pub use crd::{CRD_REVISION, CRD_REVISION_ANNOTATION, all_crds};
 pub use model_provider::*;
-pub use phase::{ExecutionPhase, Outcome, RunPhase, TurnPhase};
+pub use phase::{Bound, ExecutionPhase, Outcome, RunPhase, TurnPhase};
 pub use tool::*;
 pub use tool_execution::*;
 

@@ -71,13 +71,12 @@ open_enum! {
     }
 }
 
-/// The limit that ends a phase at the latest: no phase is without one.
+/// The limit that ends a phase of a run or execution at the latest: the operator looks again by then. A turn has none of
+/// its own: its requests are bounded by the provider's `timeouts`, and all of it by its run's deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
     /// `spec.limits.deadlineSeconds` of the run.
     RunDeadline,
-    /// The provider's `timeouts.totalSeconds` for one request, times its retries.
-    ProviderTotal,
     /// The tool's hard timeout and grace, then the bound on a kill; the orphan rule when the node is gone.
     ToolTimeout,
     /// A bound on clean-up, after which the end is written with what could not be verified.
@@ -125,15 +124,6 @@ impl TurnPhase {
         match self {
             Self::Requesting => &[Self::Completed, Self::Failed, Self::Abandoned],
             _ => &[],
-        }
-    }
-
-    /// What ends this phase at the latest.
-    pub fn bound(self) -> Bound {
-        if self.is_terminal() {
-            Bound::Final
-        } else {
-            Bound::ProviderTotal
         }
     }
 }

@@ -381,7 +381,9 @@ fn a_run_is_deleted_once() {
     run.spec.ttl_seconds_after_finished = Some(0);
     run.metadata.resource_version = Some("999".into());
     let key = stage.run_key();
-    stage.absorb(Event::Run(Arc::new(run)));
+    let run = Arc::new(run);
+    stage.api.runs.insert(ObjectKey::new("a", RUN), Arc::clone(&run));
+    stage.absorb(Event::Run(run));
     stage.now += 1;
     assert!(matches!(&stage.act(&key)[..], [Action::DeleteRun { .. }]));
     assert!(stage.decide(&key).actions.is_empty());

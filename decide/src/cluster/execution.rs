@@ -1,5 +1,6 @@
 //! What to do about a user's own execution, and the writes that concern any.
 
+use super::bounds::overdue;
 use super::guard::{Call, Refusal, authorize};
 use super::types::{Action, Because, Decision};
 use super::world::{Waiter, World, has_ended, key_of};
@@ -35,9 +36,14 @@ pub fn decide(world: &World, key: &super::types::ObjectKey, now: Time) -> Decisi
         return retain(execution, now);
     }
     if let Some(binding) = &execution.spec.binding {
-        return Decision::because(Because::OnNode {
-            node: binding.node_name.clone(),
-        });
+        let (action, wake) = overdue(world, execution, now);
+        return Decision {
+            actions: action.into_iter().collect(),
+            wake,
+            because: vec![Because::OnNode {
+                node: binding.node_name.clone(),
+            }],
+        };
     }
     if execution.spec.desired_state.is_some() {
         return Decision::act(stop(
@@ -285,19 +291,32 @@ pub fn background(execution: &Arc<ToolExecution>, now: Time) -> Option<Action> {
 
 /// The end of an execution whose node is gone: how it ended is not known, and it is not repeated.
 pub fn orphaned(execution: &Arc<ToolExecution>, now: Time) -> Action {
-    let binding = execution.spec.binding.as_ref();
-    let node = binding.map(|b| b.node_name.clone()).unwrap_or_default();
     let message = format!(
-        "The Lease of node {node:?} stopped moving. Whether the call had its effect is not known, so it is not repeated."
+        "The Lease of node {:?} stopped moving. Whether the call had its effect is not known, so it is not repeated.",
+        node_of(execution)
     );
+    given_up(execution, reason::NODE_LOST, &message, now)
+}
+
+/// The end of an execution of which its node, although it is alive, tells no end.
+pub fn unreported(execution: &Arc<ToolExecution>, now: Time) -> Action {
+    let message = format!(
+        "Node {:?} is alive, but its agent told no end of the call, also not when it was asked to stop. Whether the call \
+         had its effect is not known, so it is not repeated.",
+        node_of(execution)
+    );
+    given_up(execution, reason::NOT_REPORTED, &message, now)
+}
+
+fn node_of(execution: &ToolExecution) -> &str {
+    let binding = execution.spec.binding.as_ref();
+    binding.map_or("", |b| b.node_name.as_str())
+}
+
+fn given_up(execution: &Arc<ToolExecution>, why: &str, message: &str, now: Time) -> Action {
+    let binding = execution.spec.binding.as_ref();
     let start_time = execution.status.as_ref().and_then(|s| s.start_time);
-    let mut status = ended(
-        execution,
-        ExecutionPhase::Orphaned,
-        reason::NODE_LOST,
-        &message,
-        now,
-    );
+    let mut status = ended(execution, ExecutionPhase::Orphaned, why, message, now);
     status.outcome = Some(Outcome::Unknown);
     status.error_class = Some(ErrorClass::Local);
     status.cleanup = Some(Cleanup::Unconfirmed);
@@ -307,7 +326,7 @@ pub fn orphaned(execution: &Arc<ToolExecution>, now: Time) -> Action {
             n: b.attempt,
             start_time,
             end_time: Some(now),
-            reason: Some(reason::NODE_LOST.to_owned()),
+            reason: Some(why.to_owned()),
             outcome: Some(Outcome::Unknown),
         })
         .into_iter()
@@ -316,7 +335,7 @@ pub fn orphaned(execution: &Arc<ToolExecution>, now: Time) -> Action {
         &mut status.conditions,
         kind::CLEANED_UP,
         false,
-        reason::NODE_LOST,
+        why,
         "Nobody could look at what is left on the node.",
         execution.metadata.generation,
         now,

@@ -1,5 +1,6 @@
 //! The end of a run: the request closed, executions stopped and verified, the terminal phase, and what comes after.
 
+use super::bounds;
 use super::execution;
 use super::run::Subjects;
 use super::status::{self, End, in_phase, publish};
@@ -50,9 +51,10 @@ impl<'a> Subjects<'a> {
 
     /// When a run that ends stops waiting for its executions; nothing while its end has not begun to be written.
     fn gives_up(&self) -> Option<Time> {
-        let transitions = &self.run.status.as_ref()?.transitions;
-        let began = transitions.iter().rfind(|t| t.phase == RunPhase::Finishing)?.at;
-        Some(plus_seconds(began, self.world.settings.clean_up_seconds))
+        let phase = self.run.status.as_ref()?.phase?;
+        (phase == RunPhase::Finishing)
+            .then(|| bounds::of_run(&self.world.settings, self.run, self.now))
+            .flatten()
     }
 
     /// Whether a turn or an execution of the run is just being created: it must be seen before the run can end.

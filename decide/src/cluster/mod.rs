@@ -7,6 +7,7 @@
 mod absorb;
 mod answer;
 mod batch;
+mod bounds;
 mod builtin;
 mod dependents;
 mod execution;
@@ -29,6 +30,7 @@ mod world;
 mod writes;
 
 pub use answer::{CALLS_MAX, TURN_MAX_BYTES};
+pub use bounds::{of_execution as bound_of_execution, of_run as bound_of_run};
 pub use builtin::{CANCEL, GET, WAIT, WAIT_MAX_SECONDS, result_text};
 pub use failure::MODEL_ERRORS;
 pub use guard::{Authorized, Call, Refusal, authorize};

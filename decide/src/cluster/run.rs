@@ -1,12 +1,13 @@
 //! What to do about a run.
 
+use super::bounds;
 use super::failure::failure;
 use super::request::tools_of;
 use super::stage::View;
 use super::status::{End, in_phase, publish, tool_calls};
 use super::turn;
 use super::types::{Action, Because, Decision};
-use super::world::{RunState, World, phase_of};
+use super::world::{RunState, World, has_ended, phase_of};
 use super::writes::Subject;
 use crate::time::{plus_millis, plus_seconds};
 use fairlead_crds::conditions::{self, kind, reason};
@@ -43,12 +44,11 @@ pub fn decide(world: &World, uid: &str, now: Time) -> Decision {
         .and_then(|s| s.phase)
         .is_some_and(RunPhase::is_terminal)
     {
-        return all.after_the_end();
+        return all.with_overdue(all.after_the_end());
     }
     if let Some(until) = all.torn_until().filter(|until| *until > now) {
         return Decision::wait(Because::Deleting, until);
     }
-    let deadline = all.deadline();
     let mut decision = match all.end() {
         Some(end) => all.finish(&end),
         None => {
@@ -59,11 +59,12 @@ pub fn decide(world: &World, uid: &str, now: Time) -> Decision {
             decision
         }
     };
-    if deadline > now {
-        decision.wake_by(deadline);
-    }
+    // One whose end was begun by somebody else may go on after all, and then has its deadline again.
+    let bounds = [bounds::of_run(&world.settings, run, now), Some(all.deadline())];
+    let to_come = bounds.into_iter().flatten().filter(|at| *at > now);
+    to_come.for_each(|at| decision.wake_by(at));
     all.next_write().into_iter().for_each(|at| decision.wake_by(at));
-    decision
+    all.with_overdue(decision)
 }
 
 /// Whether a run makes no more calls: it has ended, is about to, or is being deleted.
@@ -107,6 +108,17 @@ impl<'a> Subjects<'a> {
 
     fn last_turn(&self) -> Option<&'a Arc<AgentTurn>> {
         self.state.turns.values().next_back()
+    }
+
+    /// The same decision, and what is to be done about executions whose nodes say nothing.
+    fn with_overdue(&self, mut decision: Decision) -> Decision {
+        let live = self.executions().filter(|x| !has_ended(x) && self.free(x));
+        for execution in live {
+            let (action, wake) = bounds::overdue(self.world, execution, self.now);
+            action.into_iter().for_each(|action| decision.add(action));
+            wake.into_iter().for_each(|at| decision.wake_by(at));
+        }
+        decision
     }
 
     pub(super) fn view(&self, turn: &'a AgentTurn) -> View<'a> {

@@ -718,7 +718,8 @@ impl Api {
                 "the operator writes the status of {key}, which has ended"
             ));
         }
-        if status.phase == Some(ExecutionPhase::Orphaned) {
+        let lost = status.reason.as_deref() == Some(fairlead_crds::conditions::reason::NODE_LOST);
+        if status.phase == Some(ExecutionPhase::Orphaned) && lost {
             self.check_orphan(&stored, now);
         }
         let uid = stored.metadata.uid.clone().unwrap_or_default();

@@ -6,6 +6,7 @@ use super::rng::Ms;
 use super::{Ev, Sim, Watcher};
 use fairlead_decide::cluster::{
     Action, Because, Decision, Event, Key, ObjectKey, Settings, Subject, WriteFailure, WriteFailureKind,
+    bound_of_execution, bound_of_run,
 };
 use fairlead_decide::model::{ModelError, ModelResponse};
 use std::collections::{BTreeMap, BTreeSet};
@@ -617,7 +618,36 @@ pub fn check_decision(
         ));
     }
     explains(world, key, decision)?;
+    is_bounded(world, key, decision, now)?;
     super::safe::check(world, decision)
+}
+
+/// No phase outlasts its bound unseen: the next look is not after it, or a write on its way brings one.
+fn is_bounded(
+    world: &fairlead_decide::cluster::World,
+    key: &Key,
+    decision: &Decision,
+    now: fairlead_crds::values::Time,
+) -> Result<(), String> {
+    let bound = match key {
+        Key::Run(uid) => world
+            .run(uid)
+            .and_then(|(_, run)| bound_of_run(&world.settings, run, now)),
+        Key::Execution(key) => world
+            .executions
+            .get(key)
+            .filter(|x| x.spec.run_ref.is_none())
+            .and_then(|x| bound_of_execution(&world.settings, x)),
+        Key::Tool(_) | Key::Provider(_) | Key::Node(_) | Key::Queue => None,
+    };
+    let by_event = |b: &Because| matches!(b, Because::Asking | Because::Deleting | Because::WriteInFlight);
+    let looks = |at| decision.wake.is_some_and(|wake| wake <= at);
+    match bound.filter(|at| *at > now) {
+        Some(at) if !looks(at) && !decision.because.iter().any(by_event) => Err(format!(
+            "{key:?} lasts until {at} at most and will not look again by then"
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// Wanted and not there, and nothing done: there is a reason, and something that will bring the key up again.

@@ -1,0 +1,262 @@
+//! What a write is guarded by, and what is told of what went wrong.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+mod sim;
+
+use fairlead_crds::{AgentRun, ExecutionPhase, Outcome, ToolExecution, ToolExecutionStatus, TurnPhase};
+use fairlead_decide::cluster::{Action, Because, Event, Key, NodeLease, ObjectKey};
+use fairlead_decide::model::{ModelError, ModelErrorKind};
+use serde_json::json;
+use sim::api::{Api, time};
+use sim::core::Core;
+use sim::rng::Rng;
+use sim::{laws, users};
+use std::sync::Arc;
+
+struct Stage {
+    api: Api,
+    core: Core,
+    now: i64,
+}
+
+impl Stage {
+    fn of(api: Api) -> Self {
+        let core = laws::observed(&api, 1_000, None);
+        Self {
+            api,
+            core,
+            now: 1_000,
+        }
+    }
+
+    fn with_run(spec: serde_json::Value) -> (Self, Key) {
+        let mut api = Api::new(60_000, false);
+        api.leader.transitions = 1;
+        api.create_provider(users::provider("a"), 0);
+        api.create_run(users::run("a", "run", spec), 0);
+        let key = Key::Run(api.runs.values().next().unwrap().metadata.uid.clone().unwrap());
+        let mut stage = Self::of(api);
+        stage.act(&Key::Provider(ObjectKey::new("a", "model")));
+        (stage, key)
+    }
+
+    fn absorb(&mut self, event: Event) {
+        self.core.absorb(event, time(self.now));
+    }
+
+    fn carry_out(&mut self, action: &Action) {
+        self.absorb(Event::Started(Box::new(action.clone())));
+        let (told, result) = self.api.write(action, self.now, &mut Rng::new(1));
+        told.into_iter().for_each(|event| self.absorb(event));
+        self.absorb(Event::Ended {
+            action: Box::new(action.clone()),
+            result,
+        });
+    }
+
+    /// Carries out all that is decided about a key.
+    fn act(&mut self, key: &Key) -> Vec<Action> {
+        let actions = self.core.decide(key, time(self.now)).actions;
+        actions.iter().for_each(|action| self.carry_out(action));
+        actions
+    }
+
+    fn run(&self) -> AgentRun {
+        AgentRun::clone(self.api.runs.values().next().unwrap())
+    }
+
+    fn store_run(&mut self, mut run: AgentRun) {
+        let version = run.metadata.resource_version.take().unwrap();
+        run.metadata.resource_version = Some((version.parse::<u64>().unwrap() + 1_000).to_string());
+        self.api.runs.insert(ObjectKey::new("a", "run"), Arc::new(run));
+    }
+}
+
+/// A time to live that was raised after the deletion was decided is honoured.
+#[test]
+fn nothing_is_deleted_that_was_to_be_kept_longer() {
+    let mut api = Api::new(60_000, false);
+    api.leader.transitions = 1;
+    let mut own = users::own("a", "own", &json!({"ms": 1}), Some(0));
+    own.status = Some(ToolExecutionStatus {
+        phase: Some(ExecutionPhase::Cancelled),
+        outcome: Some(Outcome::NotStarted),
+        completion_time: Some(time(0)),
+        ..ToolExecutionStatus::default()
+    });
+    api.create_own(own, 0);
+    let mut stage = Stage::of(api);
+    let name = ObjectKey::new("a", "own");
+    let key = Key::Execution(name.clone());
+    let decided = stage.core.decide(&key, time(stage.now)).actions;
+    assert!(
+        matches!(decided[..], [Action::DeleteExecution { .. }]),
+        "{decided:?}"
+    );
+
+    let mut raised = ToolExecution::clone(&stage.api.executions[&name]);
+    raised.spec.ttl_seconds_after_finished = Some(3_600);
+    raised.metadata.resource_version = Some("1000".into());
+    stage.api.executions.insert(name.clone(), Arc::new(raised));
+    stage.carry_out(&decided[0]);
+    assert!(stage.api.executions.contains_key(&name));
+    let then = stage.core.decide(&key, time(stage.now));
+    assert_eq!(then.because, [Because::Retained]);
+    assert_eq!(then.wake, Some(time(3_600_000)));
+}
+
+#[test]
+fn a_run_is_deleted_only_as_it_was_decided_on() {
+    let (mut stage, key) =
+        Stage::with_run(json!({"ttlSecondsAfterFinished": 0, "tools": [], "desiredState": "Cancelled"}));
+    stage.act(&key);
+    stage.now = 2_000;
+    let decided = stage.core.decide(&key, time(stage.now)).actions;
+    assert!(matches!(decided[..], [Action::DeleteRun { .. }]), "{decided:?}");
+    let mut raised = stage.run();
+    raised.spec.ttl_seconds_after_finished = Some(3_600);
+    stage.store_run(raised);
+    stage.carry_out(&decided[0]);
+    assert_eq!(stage.api.runs.len(), 1);
+    assert!(stage.core.decide(&key, time(stage.now)).actions.is_empty());
+}
+
+/// What is sent is what the turn recorded; where it cannot be derived any more, another attempt records what can.
+#[test]
+fn a_request_that_is_not_the_recorded_one_is_not_sent() {
+    let (mut stage, key) = Stage::with_run(json!({"tools": []}));
+    let made = stage.act(&key);
+    assert!(matches!(made[..], [Action::CreateTurn { .. }, ..]), "{made:?}");
+    let mut other = stage.run();
+    other.spec.input = "something else".into();
+    stage.store_run(other);
+    stage.absorb(Event::Run(stage.api.runs.values().next().cloned().unwrap()));
+    let closed = stage.act(&key);
+    let [Action::EndTurn { status, .. }, ..] = &closed[..] else {
+        panic!("{closed:?}")
+    };
+    assert_eq!(status.phase, Some(TurnPhase::Abandoned));
+    let made = stage.act(&key);
+    assert!(matches!(made[..], [Action::CreateTurn { .. }, ..]), "{made:?}");
+    let asked = stage.act(&key);
+    assert!(matches!(asked[..], [Action::Ask { .. }, ..]), "{asked:?}");
+}
+
+/// What changes before every try is given up, and not begun anew for ever.
+#[test]
+fn a_request_that_always_changes_ends_its_run() {
+    let (mut stage, key) = Stage::with_run(json!({"tools": []}));
+    for n in 0.. {
+        let made = stage.act(&key);
+        if !matches!(made[..], [Action::CreateTurn { .. }, ..]) {
+            break;
+        }
+        assert!(n < 20, "it never ends");
+        let mut other = stage.run();
+        other.spec.input = format!("something else {n}");
+        stage.store_run(other);
+        stage.absorb(Event::Run(stage.api.runs.values().next().cloned().unwrap()));
+        stage.act(&key);
+    }
+    let failure = stage.run().status.unwrap().failure.unwrap();
+    assert_eq!(failure.reason, "RequestChanged");
+}
+
+#[test]
+fn a_failure_says_how_often_it_was_tried() {
+    let (mut stage, key) = Stage::with_run(json!({"tools": []}));
+    stage.act(&key);
+    for _ in 0..3 {
+        stage.now += 3_000;
+        let asked = stage.act(&key);
+        let Some(Action::Ask { run, turn, .. }) = asked.first() else {
+            panic!("{asked:?}")
+        };
+        stage.absorb(Event::Answered {
+            run: run.clone(),
+            turn: turn.clone(),
+            term: 1,
+            sent_at: time(stage.now),
+            result: Box::new(Err(ModelError {
+                kind: ModelErrorKind::Connect,
+                status: None,
+                retry_after_seconds: None,
+                answer_begun: false,
+                message: "spec.baseUrl http://model/: refused".into(),
+            })),
+        });
+    }
+    let closed = stage.act(&key);
+    let Some(Action::EndTurn { status, .. }) = closed.first() else {
+        panic!("{closed:?}")
+    };
+    let failure = status.failure.clone().unwrap();
+    assert_eq!(failure.reason, "ProviderUnreachable");
+    assert_eq!(
+        failure.message,
+        "spec.baseUrl http://model/: refused (3 tries in 9 s)"
+    );
+}
+
+/// Whoever tells a refusal puts its reason before its message: it must not stand there already.
+#[test]
+fn a_refusal_names_its_reason_once() {
+    let mut api = Api::new(60_000, false);
+    api.leader.transitions = 1;
+    api.apply_tool(users::tool("a", "beside", true, 5), 0);
+    api.create_own(users::own("a", "own", &json!({"ms": "long"}), None), 0);
+    let mut stage = Stage::of(api);
+    stage.act(&Key::Execution(ObjectKey::new("a", "own")));
+    let denied = &stage.api.executions[&ObjectKey::new("a", "own")];
+    let text = fairlead_decide::cluster::result_text(denied);
+    assert!(text.starts_with("[Denied: INVALID_ARGUMENT] "), "{text}");
+    assert_eq!(text.matches("INVALID_ARGUMENT").count(), 1, "{text}");
+}
+
+/// An agent that lives and tells nothing of a call is asked to stop it, and only then is the call given up.
+#[test]
+fn a_call_that_nobody_picks_up_comes_to_an_end() {
+    let mut api = Api::new(60_000, false);
+    api.leader.transitions = 1;
+    api.apply_tool(users::tool("a", "beside", true, 5), 0);
+    api.create_own(users::own("a", "own", &json!({"ms": 1}), None), 0);
+    api.renew_node(
+        NodeLease {
+            name: "node-0".into(),
+            incarnation: "i".into(),
+            capacity: 1,
+            plan_version: 1,
+            renewed: "0".into(),
+            looks_recent: true,
+        },
+        0,
+    );
+    let mut stage = Stage::of(api);
+    let name = ObjectKey::new("a", "own");
+    let key = Key::Execution(name.clone());
+    stage.act(&key);
+    let bound = stage.act(&Key::Queue);
+    assert!(matches!(bound[..], [Action::Bind { .. }]), "{bound:?}");
+    let settings = stage.core.world.settings.clone();
+    // The tool's hard timeout and grace.
+    let first = stage.now + (5 + 2 + settings.orphan_after_seconds) * 1_000;
+    let waits = stage.core.decide(&key, time(stage.now));
+    assert_eq!((waits.actions.len(), waits.wake), (0, Some(time(first))));
+
+    stage.now = first;
+    let asked = stage.act(&key);
+    assert!(matches!(asked[..], [Action::Cancel { .. }]), "{asked:?}");
+    let last = first + settings.clean_up_seconds * 1_000;
+    let waits = stage.core.decide(&key, time(stage.now));
+    assert_eq!((waits.actions.len(), waits.wake), (0, Some(time(last))));
+
+    stage.now = last;
+    stage.act(&key);
+    let status = stage.api.executions[&name].status.clone().unwrap();
+    assert_eq!(status.phase, Some(ExecutionPhase::Orphaned));
+    assert_eq!(status.reason.as_deref(), Some("NotReported"));
+    // It may have run: nothing may make it again.
+    assert_eq!(status.outcome, Some(Outcome::Unknown));
+    assert!(stage.core.decide(&key, time(stage.now)).actions.is_empty());
+}
