@@ -2,7 +2,9 @@
 
 use crate::args::Connection;
 use anyhow::{Context, Result, bail};
+use fairlead_crds::reading::Readable;
 use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::runtime::watcher::Event;
 use kube::{Client, Config};
 
 /// A client and the namespace it works in.
@@ -67,10 +69,17 @@ async fn config(connection: &Connection) -> Result<Config> {
 
 /// A watch goes on after an error that may pass (a restarting API server); refused rights, a missing kind or a wrong
 /// selector do not pass, and end it.
-pub fn unless_passing<T>(event: kube::runtime::watcher::Result<T>, what: &str) -> Option<Result<T>> {
+pub fn unless_passing<K>(
+    event: kube::runtime::watcher::Result<Event<Readable<K>>>,
+    what: &str,
+) -> Option<Result<Event<K>>> {
     use kube::runtime::watcher::Error::{InitialListFailed, WatchFailed, WatchStartFailed};
     match event {
-        Ok(event) => Some(Ok(event)),
+        Ok(Event::Apply(object)) => readable(object).map(|object| Ok(Event::Apply(object))),
+        Ok(Event::InitApply(object)) => readable(object).map(|object| Ok(Event::InitApply(object))),
+        Ok(Event::Delete(object)) => readable(object).map(|object| Ok(Event::Delete(object))),
+        Ok(Event::Init) => Some(Ok(Event::Init)),
+        Ok(Event::InitDone) => Some(Ok(Event::InitDone)),
         Err(InitialListFailed(error) | WatchStartFailed(error) | WatchFailed(error)) if is_final(&error) => {
             Some(Err(anyhow::Error::from(error).context(format!("watch {what}"))))
         }
@@ -79,6 +88,11 @@ pub fn unless_passing<T>(event: kube::runtime::watcher::Result<T>, what: &str) -
             None
         }
     }
+}
+
+/// An object that can be read; of one that cannot, a line on standard error.
+pub fn readable<K>(object: Readable<K>) -> Option<K> {
+    object.0.map_err(|unread| eprintln!("left out: {unread}")).ok()
 }
 
 fn is_final(error: &kube::Error) -> bool {

@@ -1,6 +1,7 @@
 //! Which model a run asks. A run may leave that to its provider; then only its turns say which it was.
 
 use crate::connect::Target;
+use fairlead_crds::reading::Readable;
 use fairlead_crds::{AgentRun, AgentTurn};
 use futures::StreamExt;
 use kube::core::DynamicObject;
@@ -34,8 +35,13 @@ impl Models {
             .filter(|turn| !self.of_turns.contains_key(turn))
             .collect();
         let read = futures::stream::iter(unknown).map(async |(namespace, name)| {
-            let turns: Api<AgentTurn> = Api::namespaced(target.client.clone(), &namespace);
-            let turn = turns.get_opt(&name).await.ok().flatten();
+            let turns: Api<Readable<AgentTurn>> = Api::namespaced(target.client.clone(), &namespace);
+            let turn = turns
+                .get_opt(&name)
+                .await
+                .ok()
+                .flatten()
+                .and_then(|turn| turn.0.ok());
             ((namespace, name), turn.map(|turn| turn.spec.model))
         });
         let read: Vec<_> = read.buffer_unordered(AT_ONCE).collect().await;

@@ -5,25 +5,27 @@ use crate::connect::Target;
 use crate::exit::Exit;
 use crate::text;
 use anyhow::{Context, Result};
+use fairlead_crds::reading::Readable;
 use fairlead_crds::{ExecutionPhase, ToolExecution, ToolExecutionStatus};
 use kube::Api;
 use std::io::{ErrorKind, Write};
 
 /// Prints the output; what is to be said about it goes to standard error.
 pub async fn run(target: &Target, options: &args::Output) -> Result<Exit> {
-    let api: Api<ToolExecution> = Api::namespaced(target.client.clone(), &target.namespace);
+    let api: Api<Readable<ToolExecution>> = Api::namespaced(target.client.clone(), &target.namespace);
     let name = &options.execution;
     let found = api
         .get_opt(name)
         .await
         .with_context(|| format!("get toolexecution {}/{name}", target.namespace))?;
-    let Some(execution) = found else {
+    let Some(Readable(execution)) = found else {
         eprintln!(
             "error: there is no toolexecution {}/{name}; see: kubectl get tx --namespace {0}",
             target.namespace
         );
         return Ok(Exit::NotFound);
     };
+    let execution = execution.context("read the toolexecution")?;
     let status = execution.status.unwrap_or_default();
     let Some(output) = &status.output else {
         eprintln!("error: {}", missing(name, &status));

@@ -1,13 +1,14 @@
 //! `runs`: the runs of a namespace, now or as they change.
 
 use crate::args::{ObjectForm, Runs, TableForm};
-use crate::connect::Target;
+use crate::connect::{Target, readable, unless_passing};
 use crate::exit::Exit;
 use crate::models::Models;
 use crate::runs_table::{self, Look};
 use crate::text::{self, Cell, Columns, Paint};
 use anyhow::{Context, Result};
 use fairlead_crds::AgentRun;
+use fairlead_crds::reading::Readable;
 use fairlead_crds::values::Time;
 use futures::{StreamExt, TryStreamExt};
 use kube::Api;
@@ -55,7 +56,7 @@ pub async fn run(target: &Target, options: &Runs) -> Result<Exit> {
     Ok(Exit::Success)
 }
 
-fn api(target: &Target, options: &Runs) -> Api<DynamicObject> {
+fn api(target: &Target, options: &Runs) -> Api<Readable<DynamicObject>> {
     let kind = ApiResource::erase::<AgentRun>(&());
     if options.all_namespaces {
         Api::all_with(target.client.clone(), &kind)
@@ -72,23 +73,31 @@ fn place(target: &Target, options: &Runs) -> String {
     }
 }
 
-async fn list(api: &Api<DynamicObject>, options: &Runs) -> Result<ObjectList<DynamicObject>> {
+async fn list(api: &Api<Readable<DynamicObject>>, options: &Runs) -> Result<ObjectList<DynamicObject>> {
     let params = ListParams {
         label_selector: options.selector.clone(),
         ..ListParams::default()
     };
-    let mut runs = api.list(&params).await.context("list agentruns")?;
-    for run in &mut runs.items {
-        run.metadata.managed_fields = None;
+    let ObjectList {
+        types,
+        metadata,
+        items,
+    } = api.list(&params).await.context("list agentruns")?;
+    let mut items: Vec<_> = items.into_iter().filter_map(readable).collect();
+    for run in &mut items {
         run.types = Some(kube::core::TypeMeta::resource::<AgentRun>());
     }
-    Ok(runs)
+    Ok(ObjectList {
+        types,
+        metadata,
+        items,
+    })
 }
 
 /// A table of what is there, then one line for each change, as `kubectl get --watch` does.
 async fn follow_as_lines(
     target: &Target,
-    api: &Api<DynamicObject>,
+    api: &Api<Readable<DynamicObject>>,
     options: &Runs,
     look: Look,
 ) -> Result<()> {
@@ -158,7 +167,7 @@ impl Lines {
 /// The whole table, drawn again at each change.
 async fn follow_on_terminal(
     target: &Target,
-    api: &Api<DynamicObject>,
+    api: &Api<Readable<DynamicObject>>,
     options: &Runs,
     look: Look,
 ) -> Result<()> {
@@ -187,7 +196,7 @@ async fn follow_on_terminal(
 }
 
 fn events(
-    api: &Api<DynamicObject>,
+    api: &Api<Readable<DynamicObject>>,
     options: &Runs,
 ) -> impl futures::Stream<Item = Result<Event<DynamicObject>>> {
     let config = watcher::Config {
@@ -196,7 +205,7 @@ fn events(
     };
     watch(api.clone(), config)
         .default_backoff()
-        .filter_map(async |event| crate::connect::unless_passing(event, "agentruns"))
+        .filter_map(async |event| unless_passing(event, "agentruns"))
 }
 
 /// Keeps the table's objects; true once a list is complete.

@@ -1,13 +1,14 @@
 //! `watch`: one run, as it goes.
 
 use crate::args::Watch;
-use crate::connect::{Target, unless_passing};
+use crate::connect::{Target, readable, unless_passing};
 use crate::exit::Exit;
 use crate::story::Story;
 use crate::story_facts::{self, Fact};
 use crate::text::{self, Paint};
 use anyhow::{Context, Result};
 use fairlead_crds::names::LABEL_RUN_UID;
+use fairlead_crds::reading::Readable;
 use fairlead_crds::values::Time;
 use fairlead_crds::{AgentRun, AgentTurn, RunPhase, ToolExecution};
 use futures::stream::{BoxStream, StreamExt, TryStreamExt, select_all};
@@ -63,13 +64,13 @@ pub async fn run(target: &Target, options: &Watch) -> Result<Exit> {
 
 /// The run, as soon as it is there; `None` if it is not within `limit`.
 async fn wait_for(target: &Target, name: &str, limit: Duration) -> Result<Option<AgentRun>> {
-    let api: Api<AgentRun> = Api::namespaced(target.client.clone(), &target.namespace);
+    let api: Api<Readable<AgentRun>> = Api::namespaced(target.client.clone(), &target.namespace);
     if let Some(run) = api
         .get_opt(name)
         .await
         .with_context(|| format!("get agentrun {}/{name}", target.namespace))?
     {
-        return Ok(Some(run));
+        return Ok(Some(run.0.context("read the agentrun")?));
     }
     let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
     let runs = watch(api, config)
@@ -152,7 +153,7 @@ where
     K: kube::Resource<Scope = kube::core::NamespaceResourceScope, DynamicType = ()>,
     K: Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'static,
 {
-    let api: Api<K> = Api::namespaced(target.client.clone(), &target.namespace);
+    let api: Api<Readable<K>> = Api::namespaced(target.client.clone(), &target.namespace);
     watch(api, config)
         .default_backoff()
         .filter_map(move |event| std::future::ready(unless_passing(event, what)))
@@ -171,16 +172,18 @@ where
 async fn catch_up(target: &Target, story: &mut Story) -> Result<()> {
     let uid = story.run().metadata.uid.clone().unwrap_or_default();
     let params = ListParams::default().labels(&format!("{LABEL_RUN_UID}={uid}"));
-    let turns: Api<AgentTurn> = Api::namespaced(target.client.clone(), &target.namespace);
-    let executions: Api<ToolExecution> = Api::namespaced(target.client.clone(), &target.namespace);
+    let turns: Api<Readable<AgentTurn>> = Api::namespaced(target.client.clone(), &target.namespace);
+    let executions: Api<Readable<ToolExecution>> = Api::namespaced(target.client.clone(), &target.namespace);
     let (turns, executions) = tokio::join!(turns.list(&params), executions.list(&params));
     turns
         .context("list agentturns of the run")?
         .into_iter()
+        .filter_map(readable)
         .for_each(|turn| story.see_turn(turn));
     executions
         .context("list toolexecutions of the run")?
         .into_iter()
+        .filter_map(readable)
         .for_each(|tx| story.see_execution(tx));
     Ok(())
 }

@@ -71,6 +71,8 @@ pub mod reason {
     pub const INVALID_SCHEMA: &str = "InvalidSchema";
     /// A template names a parameter that the schema does not have, or is malformed.
     pub const INVALID_TEMPLATE: &str = "InvalidTemplate";
+    /// `spec.model.parameters` of a run are too large, or nested too deep.
+    pub const INVALID_PARAMETERS: &str = "InvalidParameters";
     /// A child object could not be created or written.
     pub const WRITE_REFUSED: &str = "WriteRefused";
 
@@ -102,10 +104,10 @@ pub mod reason {
     pub const PLAN_VERSION: &str = "PlanVersionUnknown";
     /// The node's Lease stopped moving.
     pub const NODE_LOST: &str = "NodeLost";
-    /// The run it belongs to ended.
-    pub const RUN_ENDED: &str = "RunEnded";
     /// Its node is alive, but has told no end long after the call's hard timeout.
     pub const NOT_REPORTED: &str = "NotReported";
+    /// The run it belongs to ended.
+    pub const RUN_ENDED: &str = "RunEnded";
     /// The end was written without its output, since the full status was refused.
     pub const STATUS_REFUSED: &str = "StatusRefused";
     /// The group could not be emptied or removed within the bound.

@@ -24,6 +24,7 @@ mod crd;
 mod model_provider;
 pub mod names;
 pub mod phase;
+pub mod reading;
 mod tool;
 mod tool_execution;
 pub mod values;

@@ -3,7 +3,7 @@
 //! A file is a few comment lines and one or more YAML documents:
 //!
 //! ```yaml
-//! # expect: refused              # or accepted-condition, or denied-call
+//! # expect: refused              # or accepted-condition, denied-call or failed-run
 //! # says: spec.limits.maxTurns   # one line per part that the answer must contain: field, rule, fix
 //! # says: greater than or equal to 1
 //! apiVersion: …
@@ -26,6 +26,8 @@ pub enum Expect {
     AcceptedCondition,
     /// It is stored, and the ToolExecution ends as `Denied` with a message that says why.
     DeniedCall,
+    /// It is stored, and the AgentRun ends as `Failed`, before any turn, with a message that says why.
+    FailedRun,
 }
 
 /// One bad manifest.
@@ -59,7 +61,7 @@ impl BadManifest {
     }
 }
 
-/// Every bad manifest, by name; the one that is too large for a file is made here.
+/// Every bad manifest, by name; those that are too large for a file are made here.
 ///
 /// # Panics
 /// When a file cannot be read or says nothing of what is expected.
@@ -70,7 +72,13 @@ pub fn all() -> Vec<BadManifest> {
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.expect("an entry").path()).collect();
     paths.sort();
     let mut all: Vec<BadManifest> = paths.iter().map(|path| read(path)).collect();
-    all.push(oversize_arguments());
+    all.extend([
+        oversize_arguments(),
+        oversize_parameters(),
+        many_branches(),
+        much_to_match(),
+        much_to_check(),
+    ]);
     all.sort_by(|a, b| a.name.cmp(&b.name));
     all
 }
@@ -89,6 +97,7 @@ fn read(path: &Path) -> BadManifest {
         [word] if word == "refused" => Expect::Refused,
         [word] if word == "accepted-condition" => Expect::AcceptedCondition,
         [word] if word == "denied-call" => Expect::DeniedCall,
+        [word] if word == "failed-run" => Expect::FailedRun,
         other => panic!("{shown}: `# expect:` says {other:?}"),
     };
     let parse = |document: &str| -> Value {
@@ -123,4 +132,72 @@ fn oversize_arguments() -> BadManifest {
             .to_vec(),
         documents: vec![tool, call],
     }
+}
+
+fn made(name: &str, expect: Expect, says: &[&str], documents: Vec<Value>) -> BadManifest {
+    BadManifest {
+        name: name.to_owned(),
+        expect,
+        says: says.iter().map(|part| (*part).to_owned()).collect(),
+        documents,
+    }
+}
+
+/// Parameters of 20,000 bytes: each turn would hold them again.
+fn oversize_parameters() -> BadManifest {
+    let mut run = crate::run("oversize-parameters");
+    run["spec"]["model"]["parameters"] = serde_json::json!({"stop": "x".repeat(20_000)});
+    let says = ["spec.model.parameters", "at most 16384", "shorten them"];
+    made("run-parameters-oversize", Expect::FailedRun, &says, vec![run])
+}
+
+fn branches(count: usize) -> Value {
+    let branches: Vec<Value> = (0..count)
+        .map(|n| serde_json::json!({"type": "string", "minLength": n}))
+        .collect();
+    serde_json::json!({"anyOf": branches})
+}
+
+fn tool_of_a_list(name: &str, items: Value) -> Value {
+    let mut tool = crate::tool(name);
+    tool["spec"]["inputSchema"] =
+        serde_json::json!({"type": "object", "properties": {"list": {"type": "array", "items": items}}});
+    tool
+}
+
+/// A thousand branches for each item of a list: little to write, and a lot of work and memory to tell what is wrong.
+fn many_branches() -> BadManifest {
+    let says = [
+        "spec.inputSchema",
+        "#/properties/list/items",
+        "at most 512",
+        "use fewer branches",
+    ];
+    let tool = tool_of_a_list("many-branches", branches(1000));
+    made(
+        "tool-schema-many-branches",
+        Expect::AcceptedCondition,
+        &says,
+        vec![tool],
+    )
+}
+
+/// A text whose match against a large pattern would take seconds.
+fn much_to_match() -> BadManifest {
+    let tool = tool_of_a_list("letters", serde_json::json!({"pattern": "^[ab]*a[ab]{200}\\W"}));
+    let mut call = crate::execution("much-to-match");
+    call["spec"]["tool"]["toolRef"]["name"] = Value::from("letters");
+    call["spec"]["arguments"] = serde_json::json!({"list": ["ab".repeat(30_000)]});
+    let says = ["more than 250000 steps", "shorter texts"];
+    made("call-much-to-match", Expect::DeniedCall, &says, vec![tool, call])
+}
+
+/// Many items, each judged by many branches.
+fn much_to_check() -> BadManifest {
+    let tool = tool_of_a_list("many-items", branches(400));
+    let mut call = crate::execution("much-to-check");
+    call["spec"]["tool"]["toolRef"]["name"] = Value::from("many-items");
+    call["spec"]["arguments"] = serde_json::json!({"list": vec![1; 2000]});
+    let says = ["more than 250000 steps", "send fewer items"];
+    made("call-much-to-check", Expect::DeniedCall, &says, vec![tool, call])
 }

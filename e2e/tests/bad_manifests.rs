@@ -7,7 +7,9 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use fairlead_crds::{ToolExecutionSpec, ToolSpec};
+use fairlead_crds::values::Time;
+use fairlead_crds::{AgentRun, ToolExecutionSpec, ToolSpec};
+use fairlead_decide::cluster::{Action, Event, Key, Settings, World, decide};
 use fairlead_decide::tool_check::accept;
 use fairlead_e2e::bad_manifests::{BadManifest, Expect, all};
 use fairlead_e2e::*;
@@ -122,8 +124,28 @@ fn the_core_judges_what_the_server_cannot() {
     );
 }
 
-/// What the core says of a bad Tool, or of a bad call of the good Tool before it.
+/// Why the core fails a bad run at its first sight.
+fn failure(run: &Value) -> String {
+    let now = Time::from_second(1_800_000_000).unwrap();
+    let mut run: AgentRun = serde_json::from_value(run.clone()).unwrap();
+    run.metadata.uid = Some("bad".to_owned());
+    run.metadata.resource_version = Some("1".to_owned());
+    let mut world = World::new(Settings::default());
+    world.absorb(Event::Led { term: 1 }, now);
+    world.absorb(Event::Run(run.into()), now);
+    let actions = decide(&world, &Key::Run("bad".to_owned()), now).actions;
+    let told = actions.iter().find_map(|action| match action {
+        Action::WriteRun { status, .. } => status.failure.as_ref().map(|f| f.message.clone()),
+        _ => None,
+    });
+    told.unwrap_or_else(|| format!("not failed: {actions:?}"))
+}
+
+/// What the core says of a bad run, of a bad Tool, or of a bad call of the good Tool before it.
 fn judge(manifest: &BadManifest) -> String {
+    if manifest.expect == Expect::FailedRun {
+        return failure(manifest.bad());
+    }
     let tool = match manifest.expect {
         Expect::DeniedCall => &manifest.good()[0],
         _ => manifest.bad(),

@@ -2,8 +2,8 @@
 
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use fairlead_crds::conditions::{self, kind};
-use fairlead_crds::{ExecutionPhase, Outcome, Tool};
+use fairlead_crds::conditions::{self, kind, reason};
+use fairlead_crds::{ExecutionPhase, Outcome, RunPhase, Tool};
 use fairlead_e2e::bad_manifests::{self, BadManifest, Expect};
 use fairlead_e2e::fleet::*;
 use fairlead_e2e::{admin, namespace, wait_for};
@@ -32,6 +32,14 @@ async fn answer(ns: &str, manifest: &BadManifest) -> String {
             assert_eq!(status.phase, Some(ExecutionPhase::Denied), "{name}: {status:?}");
             assert_eq!(status.outcome, Some(Outcome::NotStarted), "{name}: {status:?}");
             status.message.unwrap()
+        }
+        Expect::FailedRun => {
+            let status = ended_run(ns, &name, SOON).await.status.unwrap();
+            assert_eq!(status.phase, Some(RunPhase::Failed), "{name}: {status:?}");
+            assert_eq!(status.turns, 0, "{name}: {status:?}");
+            let failure = status.failure.unwrap();
+            assert_eq!(failure.reason, reason::INVALID_PARAMETERS, "{name}");
+            failure.message
         }
         Expect::Refused => unreachable!("refused at admission; tested with the CRDs"),
     }

@@ -1,10 +1,11 @@
 //! An execution as the API server gives it, also where this version does not understand all of it.
 
+use fairlead_crds::reading::{Unreadable, metadata, shallow, told};
 use fairlead_crds::{PLAN_VERSION, ToolExecution};
 use kube::Resource;
 use kube::core::ObjectMeta;
-use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use std::borrow::Cow;
 
@@ -17,37 +18,27 @@ pub(crate) enum Guarded {
     /// the place of the plan stands one that runs nothing.
     TooNew(Box<ToolExecution>),
     /// It cannot be read, for whatever reason.
-    Unreadable {
-        /// What is known of it.
-        metadata: Box<ObjectMeta>,
-        /// Why.
-        error: String,
-    },
+    Unreadable(Unreadable),
 }
 
 impl<'de> Deserialize<'de> for Guarded {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let mut value = Value::deserialize(deserializer)?;
-        if let Some(Value::Object(metadata)) = value.get_mut("metadata") {
-            // Who wrote which field is of no use here, and as large as the rest.
-            metadata.remove("managedFields");
-        }
-        // From a reference: nothing is copied but what stays.
-        let error = match ToolExecution::deserialize(&value) {
+        let raw = Box::<RawValue>::deserialize(deserializer)?;
+        let text = shallow(raw.get());
+        let error = match serde_json::from_str(&text) {
             Ok(object) => return Ok(Self::Whole(Box::new(object))),
-            Err(error) => error.to_string(),
+            Err(error) => error,
         };
-        if without_plan(&mut value)
-            && let Ok(object) = ToolExecution::deserialize(&value)
+        if let Ok(mut value) = serde_json::from_str(&text)
+            && without_plan(&mut value)
+            && let Ok(object) = serde_json::from_value(value)
         {
             return Ok(Self::TooNew(Box::new(object)));
         }
-        let metadata = value.get("metadata").unwrap_or(&Value::Null);
-        let metadata = ObjectMeta::deserialize(metadata).map_err(D::Error::custom)?;
-        Ok(Self::Unreadable {
-            metadata: Box::new(metadata),
-            error,
-        })
+        Ok(Self::Unreadable(Unreadable {
+            metadata: Box::new(metadata(&text)),
+            error: told(&error),
+        }))
     }
 }
 
@@ -95,14 +86,14 @@ impl Resource for Guarded {
     fn meta(&self) -> &ObjectMeta {
         match self {
             Self::Whole(object) | Self::TooNew(object) => &object.metadata,
-            Self::Unreadable { metadata, .. } => metadata,
+            Self::Unreadable(unread) => &unread.metadata,
         }
     }
 
     fn meta_mut(&mut self) -> &mut ObjectMeta {
         match self {
             Self::Whole(object) | Self::TooNew(object) => &mut object.metadata,
-            Self::Unreadable { metadata, .. } => metadata,
+            Self::Unreadable(unread) => &mut unread.metadata,
         }
     }
 }
@@ -145,9 +136,23 @@ mod tests {
     }
 
     #[test]
+    fn arguments_of_any_depth_leave_the_rest_readable() {
+        for levels in [10, 200, 5_000] {
+            let arguments = "{\"a\":".repeat(levels) + "1" + &"}".repeat(levels);
+            let text = format!(
+                r#"{{"metadata":{{"uid":"u1"}},"spec":{{"tool":{{"toolRef":{{"name":"t"}}}},"arguments":{arguments}}}}}"#
+            );
+            let Guarded::Whole(object) = serde_json::from_str(&text).unwrap() else {
+                panic!("it is readable with {levels} levels");
+            };
+            assert!(!object.spec.arguments.is_empty());
+        }
+    }
+
+    #[test]
     fn only_the_version_says_that_a_plan_is_too_new() {
         let known = read(execution(PLAN_VERSION, &json!({"module": "wasm"})));
-        let Guarded::Unreadable { metadata, error } = known else {
+        let Guarded::Unreadable(Unreadable { metadata, error }) = known else {
             panic!("this version knows the form of that plan");
         };
         assert_eq!(metadata.uid.as_deref(), Some("u1"));

@@ -2,6 +2,7 @@
 
 use crate::guard::Guarded;
 use fairlead_crds::names::MANAGER_NODE_AGENT;
+use fairlead_crds::reading::Readable;
 use fairlead_crds::{API_VERSION, ToolExecution, ToolExecutionStatus};
 use fairlead_decide::node::{ObjectRef, Report, ReportFailure};
 use fairlead_decide::output::yaml_safe;
@@ -52,7 +53,7 @@ pub(crate) async fn write(client: Client, report: &Report) -> Result<(), ReportF
     let result = tokio::time::timeout(BOUND, apply(&client, &report.object, &body)).await;
     let (execution, level) = (&report.key, report.level);
     match result {
-        Ok(Ok(stored)) if stored.metadata.uid.as_deref() == Some(execution.uid.as_str()) => Ok(()),
+        Ok(Ok(stored)) if stored.meta().uid.as_deref() == Some(execution.uid.as_str()) => Ok(()),
         Ok(Ok(_)) => {
             // The admission policy compares fences, so this is a cluster without it.
             tracing::error!(%execution, ?level, "the status went to a successor of the same name");
@@ -76,7 +77,7 @@ async fn apply(
     client: &Client,
     object: &ObjectRef,
     body: &Body<'_>,
-) -> Result<PartialObjectMeta<ToolExecution>, Error> {
+) -> Result<Readable<PartialObjectMeta<ToolExecution>>, Error> {
     let params = PatchParams::apply(MANAGER_NODE_AGENT).force().validation_strict();
     let path = ToolExecution::url_path(&(), Some(&object.namespace));
     let mut request = Request::new(path)
@@ -120,8 +121,8 @@ pub(crate) async fn read(
         Ok(Ok(found)) => match found.filter(|found| found.meta().uid.as_deref() == Some(uid)) {
             None => Ok(None),
             Some(Guarded::Whole(found) | Guarded::TooNew(found)) => Ok(Some(Arc::from(found))),
-            Some(Guarded::Unreadable { error, .. }) => {
-                tracing::warn!(uid, error, "read the execution back");
+            Some(Guarded::Unreadable(unread)) => {
+                tracing::warn!(uid, error = unread.error, "read the execution back");
                 Err(())
             }
         },

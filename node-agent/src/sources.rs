@@ -5,11 +5,12 @@ use crate::guard::Guarded;
 use crate::host::Host;
 use anyhow::Context;
 use fairlead_crds::names::LABEL_RUN_UID;
+use fairlead_crds::reading::{Readable, Unreadable};
 use fairlead_crds::{ExecutionPhase, ToolExecution};
 use fairlead_decide::node::{Event, ObjectRef, RunKey};
 use futures::StreamExt;
-use kube::api::ListParams;
-use kube::core::ObjectMeta;
+use kube::api::{ListParams, Request};
+use kube::core::{ObjectList, ObjectMeta, PartialObjectMeta};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, watcher};
 use kube::{Api, Client, Resource};
@@ -77,8 +78,8 @@ pub(crate) async fn watch(client: Client, host: Arc<Host>, out: UnboundedSender<
             Ok(watcher::Event::Apply(object)) => match object {
                 Guarded::Whole(object) => Input::Event(Event::Seen(Arc::from(object))),
                 Guarded::TooNew(object) => Input::Event(Event::TooNew(Arc::from(object))),
-                Guarded::Unreadable { metadata, error } => {
-                    warn_unreadable(&metadata, &error);
+                Guarded::Unreadable(unread) => {
+                    warn_unreadable(&unread);
                     continue;
                 }
             },
@@ -113,9 +114,9 @@ impl List {
                 self.unreadable.extend(object.metadata.uid.clone());
                 self.too_new.push(Arc::from(object));
             }
-            Guarded::Unreadable { metadata, error } => {
-                warn_unreadable(&metadata, &error);
-                self.unreadable.extend(metadata.uid);
+            Guarded::Unreadable(unread) => {
+                warn_unreadable(&unread);
+                self.unreadable.extend(unread.metadata.uid);
             }
         }
     }
@@ -128,14 +129,8 @@ impl List {
     }
 }
 
-fn warn_unreadable(metadata: &ObjectMeta, error: &str) {
-    let (namespace, name) = (&metadata.namespace, &metadata.name);
-    tracing::error!(
-        ?namespace,
-        ?name,
-        error,
-        "an execution cannot be read, and is left alone"
-    );
+fn warn_unreadable(unread: &Unreadable) {
+    tracing::error!(execution = %unread, "an execution cannot be read, and is left alone");
 }
 
 /// The list of the watch, completed by what exists at all and by the journal. Tries until it succeeds.
@@ -197,22 +192,30 @@ pub(crate) async fn existing(client: Client, node: &str) -> anyhow::Result<BTree
 
 /// A consistent list of metadata only: outputs are large, and not needed.
 async fn metadata(client: Client, node: &str) -> anyhow::Result<Vec<ObjectMeta>> {
-    let api: Api<ToolExecution> = Api::all(client);
     let base = ListParams::default().fields(&bound_here(node)).limit(PAGE);
     let mut params = base.clone();
     let mut metas = Vec::new();
     loop {
-        let page = tokio::time::timeout(LIST_BOUND, api.list_metadata(&params)).await;
+        let page = tokio::time::timeout(LIST_BOUND, page_of_metadata(&client, &params)).await;
         let page = page
             .context("list executions: no answer in time")?
             .context("list executions")?;
-        metas.extend(page.items.into_iter().map(|item| item.metadata));
+        metas.extend(page.items.into_iter().map(|item| item.meta().clone()));
         match page.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => params = base.clone().continue_token(&token),
             None => return Ok(metas),
         }
     }
 }
+
+/// The client library's `list_metadata`, but with items that cannot make each other unreadable: metadata has the fields
+/// that were written, as deep as they are.
+async fn page_of_metadata(client: &Client, params: &ListParams) -> kube::Result<ObjectList<Metadata>> {
+    let request = Request::new(ToolExecution::url_path(&(), None)).list_metadata(params);
+    client.request(request.map_err(kube::Error::BuildRequest)?).await
+}
+
+type Metadata = Readable<PartialObjectMeta<ToolExecution>>;
 
 #[cfg(test)]
 mod tests {

@@ -335,7 +335,10 @@ mod tests {
     fn a_limit_that_was_asked_for_and_cannot_be_set_fails_the_start() {
         let missing = ["memory".to_owned()];
         let best_effort = limits(&resources(vec![Controller::Pids]), &missing).unwrap();
-        assert_eq!((best_effort.memory_max, best_effort.pids_max), (None, Some(9 + INIT_PROCESSES)));
+        assert_eq!(
+            (best_effort.memory_max, best_effort.pids_max),
+            (None, Some(9 + INIT_PROCESSES))
+        );
         let failure = limits(&resources(vec![Controller::Memory]), &missing).unwrap_err();
         assert_eq!(failure.reason, reason::LIMIT_UNAVAILABLE);
         assert!(

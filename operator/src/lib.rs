@@ -77,12 +77,7 @@ pub async fn run(config: Config, client: Client, shutdown: Shutdown) -> Result<(
         config.node_capacity,
         watched_in,
     ));
-    let crds = all_crds().into_iter().filter_map(|crd| crd.metadata.name);
-    let needs = Needs {
-        program: "operator",
-        crds: crds.collect(),
-    };
-    parts.spawn(needs.keep_checking(client, installed));
+    parts.spawn(needs().keep_checking(client, installed));
     // Leadership is given back last: the loop has stopped before another may begin.
     let mut deciding = tokio::spawn(controller.run(shutdown.token()));
     let stop_election = tokio_util::sync::CancellationToken::new();
@@ -105,6 +100,15 @@ pub async fn run(config: Config, client: Client, shutdown: Shutdown) -> Result<(
     electing.await.context("the leader election")?;
     serving.await.context("the probes")?;
     early.map_or(Ok(()), Err)
+}
+
+/// What of the chart this program cannot do without.
+fn needs() -> Needs {
+    let crds = all_crds().into_iter().filter_map(|crd| crd.metadata.name);
+    Needs {
+        program: "operator",
+        crds: crds.collect(),
+    }
 }
 
 /// This process as a candidate of its own, also when another one of the same name has just ended.

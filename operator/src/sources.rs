@@ -2,11 +2,11 @@
 //! missing in it is gone.
 
 use fairlead_crds::names::{COMPONENT_NODE_AGENT, LABEL_COMPONENT, node_lease};
+use fairlead_crds::reading::Readable;
 use fairlead_crds::{AgentRun, AgentTurn, ModelProvider, Tool, ToolExecution};
 use fairlead_decide::cluster::{Event, NodeLease, ObjectKey, key_of};
 use futures::StreamExt;
 use k8s_openapi::api::coordination::v1::Lease;
-use kube::core::DeserializeGuard;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, watcher};
 use kube::{Api, Client, Resource, ResourceExt};
@@ -105,7 +105,7 @@ pub async fn watch_all(client: Client, namespace: String, capacity: u32, out: mp
 
 /// Node Leases that name no capacity get the operator's default.
 async fn watch_with_default(
-    api: Api<DeserializeGuard<Lease>>,
+    api: Api<Readable<Lease>>,
     config: watcher::Config,
     kind: Kind<Lease>,
     capacity: u32,
@@ -128,7 +128,7 @@ async fn watch_with_default(
 }
 
 async fn watch<K>(
-    api: Api<DeserializeGuard<K>>,
+    api: Api<Readable<K>>,
     config: watcher::Config,
     kind: Kind<K>,
     out: mpsc::Sender<Observed>,
@@ -206,7 +206,7 @@ fn missing<K>(
 }
 
 /// The object that stood under the same name before, gone without our having seen it go.
-fn replaced<K>(kind: &Kind<K>, object: &DeserializeGuard<K>, old: Option<String>) -> Option<Observed>
+fn replaced<K>(kind: &Kind<K>, object: &Readable<K>, old: Option<String>) -> Option<Observed>
 where
     K: Resource<DynamicType = ()>,
 {
@@ -215,21 +215,17 @@ where
 }
 
 /// An object that cannot be read is a warning, not a dead watch.
-fn seen<K>(kind: &Kind<K>, object: DeserializeGuard<K>) -> Vec<Observed>
+fn seen<K>(kind: &Kind<K>, object: Readable<K>) -> Vec<Observed>
 where
     K: Resource<DynamicType = ()> + Clone,
 {
-    let name = key_of(object.meta());
     match object.0 {
-        Ok(mut object) => {
-            object.meta_mut().managed_fields = None;
-            (kind.seen)(Arc::new(object))
-                .map(Observed::Event)
-                .into_iter()
-                .collect()
-        }
-        Err(error) => {
-            tracing::warn!(kind = kind.name, object = %name, %error, "object cannot be read, ignoring it");
+        Ok(object) => (kind.seen)(Arc::new(object))
+            .map(Observed::Event)
+            .into_iter()
+            .collect(),
+        Err(unread) => {
+            tracing::warn!(kind = kind.name, object = %unread, "object cannot be read, ignoring it");
             Vec::new()
         }
     }

@@ -3,6 +3,7 @@
 use crate::execute::Executor;
 use crate::sources::Observed;
 use fairlead_crds::names::{ANNOTATION_RUN_NAME, LABEL_RUN_UID, MANAGER_OPERATOR};
+use fairlead_crds::reading::Readable;
 use fairlead_crds::{AgentRun, AgentTurn, Binding, ToolExecution, ToolExecutionSpec};
 use fairlead_decide::cluster::{Action, Event, WriteFailure, WriteFailureKind, key_of};
 use fairlead_decide::output::yaml_safe;
@@ -13,10 +14,13 @@ use kube::api::{
 use kube::{Api, Resource};
 use rand::RngCore;
 use serde::Serialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::{Value, json};
 use std::fmt::Debug;
 use std::sync::Arc;
+
+/// Most bytes that are kept of what the server said to a write.
+const MESSAGE_MAX_BYTES: usize = 2048;
 
 impl Executor {
     /// Carries one action out as a write.
@@ -60,11 +64,31 @@ impl Executor {
         let _ = self.out.send(Observed::Event(event));
     }
 
-    fn api<K>(&self, namespace: &str) -> Api<K>
+    fn api<K>(&self, namespace: &str) -> Api<Readable<K>>
     where
         K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
     {
         Api::namespaced(self.client.clone(), namespace)
+    }
+
+    /// The client library's `create`, but its answer does not depend on what others stored in the object.
+    async fn create<K>(&self, object: &K) -> kube::Result<Readable<K>>
+    where
+        K: Resource<DynamicType = ()> + Serialize + DeserializeOwned,
+    {
+        let body = serde_json::to_vec(object).map_err(kube::Error::SerdeError)?;
+        let path = K::url_path(&(), object.meta().namespace.as_deref());
+        let request = Request::new(path)
+            .create(&post(), body)
+            .map_err(kube::Error::BuildRequest)?;
+        self.client.request(request).await
+    }
+
+    /// Tells what an answer shows. One that cannot be read is an object that the watch warns of.
+    fn tell_read<K>(&self, answer: Readable<K>, event: fn(Arc<K>) -> Event) {
+        if let Ok(object) = answer.0 {
+            self.tell(event(Arc::new(object)));
+        }
     }
 
     async fn create_turn(
@@ -75,17 +99,17 @@ impl Executor {
     ) -> Result<(), WriteFailure> {
         let mut turn = AgentTurn::new(name, spec.clone());
         own(&mut turn.metadata, run);
-        let api: Api<AgentTurn> = self.api(&namespace_of(&run.metadata));
-        match api.create(&post(), &turn).await {
+        match self.create(&turn).await {
             Ok(turn) => {
-                self.tell(Event::Turn(Arc::new(turn)));
+                self.tell_read(turn, Event::Turn);
                 Ok(())
             }
             Err(error) => {
+                let api = self.api(&namespace_of(&run.metadata));
                 if is_already_exists(&error)
                     && let Ok(Some(turn)) = api.get_opt(name).await
                 {
-                    self.tell(Event::Turn(Arc::new(turn)));
+                    self.tell_read(turn, Event::Turn);
                 }
                 Err(failure(error))
             }
@@ -105,10 +129,9 @@ impl Executor {
             binding.fence = draw_fence();
         }
         own(&mut execution.metadata, run);
-        let api: Api<ToolExecution> = self.api(&namespace_of(&run.metadata));
-        let error = match api.create(&post(), &execution).await {
+        let error = match self.create(&execution).await {
             Ok(created) => {
-                self.tell(Event::Execution(Arc::new(created)));
+                self.tell_read(created, Event::Execution);
                 return Ok(());
             }
             Err(error) if is_already_exists(&error) => error,
@@ -122,7 +145,8 @@ impl Executor {
                 return Err(WriteFailure { kind, ..refused });
             }
         };
-        let Ok(Some(stored)) = api.get_opt(name).await else {
+        let api = self.api(&namespace_of(&run.metadata));
+        let Ok(Some(Readable::<ToolExecution>(Ok(stored)))) = api.get_opt(name).await else {
             return Err(transient(&error));
         };
         if stored.metadata.deletion_timestamp.is_some() {
@@ -159,7 +183,7 @@ impl Executor {
     }
 
     async fn merge(&self, execution: &ToolExecution, patch: &Value) -> Result<(), WriteFailure> {
-        let api: Api<ToolExecution> = self.api(&namespace_of(&execution.metadata));
+        let api = self.api(&namespace_of(&execution.metadata));
         let name = execution.metadata.name.as_deref().unwrap_or_default();
         let params = PatchParams {
             field_validation: Some(ValidationDirective::Strict),
@@ -167,7 +191,7 @@ impl Executor {
         };
         match api.patch(name, &params, &Patch::Merge(patch)).await {
             Ok(stored) => {
-                self.tell(Event::Execution(Arc::new(stored)));
+                self.tell_read(stored, Event::Execution);
                 Ok(())
             }
             Err(error) => self.read_back(&api, name, error, Event::Execution).await,
@@ -198,7 +222,7 @@ impl Executor {
         let patch = json!({
             "apiVersion": K::api_version(&()), "kind": K::kind(&()), "metadata": metadata, "status": status,
         });
-        let api: Api<K> = self.api(&namespace_of(meta));
+        let api = self.api(&namespace_of(meta));
         let params = PatchParams {
             field_validation: Some(ValidationDirective::Strict),
             ..manager().force()
@@ -206,7 +230,7 @@ impl Executor {
         let path = K::url_path(&(), meta.namespace.as_deref());
         match self.apply(&path, &name, &params, &patch).await {
             Ok(stored) => {
-                self.tell(event(Arc::new(stored)));
+                self.tell_read(stored, event);
                 Ok(())
             }
             Err(error) => self.read_back(&api, &name, error, event).await,
@@ -221,7 +245,7 @@ impl Executor {
         name: &str,
         params: &PatchParams,
         patch: &Value,
-    ) -> kube::Result<K> {
+    ) -> kube::Result<Readable<K>> {
         let request = Request::new(path)
             .patch_subresource("status", name, params, &Patch::Apply(&()))
             .map_err(kube::Error::BuildRequest)?;
@@ -232,7 +256,7 @@ impl Executor {
     /// After a lost race the present object is read, so that the next decision is made on it.
     async fn read_back<K>(
         &self,
-        api: &Api<K>,
+        api: &Api<Readable<K>>,
         name: &str,
         error: kube::Error,
         event: fn(Arc<K>) -> Event,
@@ -244,7 +268,7 @@ impl Executor {
         if failure.kind == WriteFailureKind::Conflict
             && let Ok(Some(stored)) = api.get_opt(name).await
         {
-            self.tell(event(Arc::new(stored)));
+            self.tell_read(stored, event);
         }
         Err(failure)
     }
@@ -256,17 +280,25 @@ impl Executor {
         let namespace = namespace_of(&run.metadata);
         let uid = run.metadata.uid.clone().unwrap_or_default();
         let children = ListParams::default().labels(&format!("{LABEL_RUN_UID}={uid}"));
-        let executions: Api<ToolExecution> = self.api(&namespace);
-        let turns: Api<AgentTurn> = self.api(&namespace);
-        let params = DeleteParams::default();
         let (executions, turns) = tokio::join!(
-            executions.delete_collection(&params, &children),
-            turns.delete_collection(&params, &children)
+            self.delete_all::<ToolExecution>(&namespace, &children),
+            self.delete_all::<AgentTurn>(&namespace, &children)
         );
         for error in [executions.err(), turns.err()].into_iter().flatten() {
             tracing::info!(run = run.metadata.name, %error, "the garbage collector deletes what belonged to the run");
         }
         Ok(())
+    }
+
+    async fn delete_all<K: Resource<DynamicType = ()>>(
+        &self,
+        namespace: &str,
+        which: &ListParams,
+    ) -> kube::Result<()> {
+        let request = Request::new(K::url_path(&(), Some(namespace)))
+            .delete_collection(&DeleteParams::default(), which)
+            .map_err(kube::Error::BuildRequest)?;
+        self.client.request::<IgnoredAny>(request).await.map(drop)
     }
 
     /// Deletes an object if it still is as it was decided on: a time to live may have been raised meanwhile.
@@ -286,11 +318,19 @@ impl Executor {
             preconditions: Some(as_decided),
             ..DeleteParams::background()
         };
-        let api: Api<K> = self.api(&namespace_of(meta));
         let name = meta.name.as_deref().unwrap_or_default();
-        match api.delete(name, &params).await {
-            Ok(_) => Ok(()),
-            Err(error) => self.read_back(&api, name, error, event).await,
+        let request = Request::new(K::url_path(&(), meta.namespace.as_deref())).delete(name, &params);
+        // The answer may hold the object, and nothing of it is needed.
+        let deleted = match request.map_err(kube::Error::BuildRequest) {
+            Ok(request) => self.client.request::<IgnoredAny>(request).await.map(drop),
+            Err(error) => Err(error),
+        };
+        match deleted {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                let api = self.api(&namespace_of(meta));
+                self.read_back(&api, name, error, event).await
+            }
         }
     }
 }
@@ -369,8 +409,14 @@ fn is_already_exists(error: &kube::Error) -> bool {
 fn transient(error: &kube::Error) -> WriteFailure {
     WriteFailure {
         kind: WriteFailureKind::Transient,
-        message: error.to_string(),
+        message: bounded(error.to_string()),
     }
+}
+
+/// A refusal may quote what it refuses, however long that is.
+fn bounded(mut message: String) -> String {
+    message.truncate(message.floor_char_boundary(MESSAGE_MAX_BYTES));
+    message
 }
 
 /// What a refusal of the API server means for us. One that is too large arrives as 500.
@@ -389,6 +435,6 @@ fn failure(error: kube::Error) -> WriteFailure {
     };
     WriteFailure {
         kind,
-        message: status.message.clone(),
+        message: bounded(status.message.clone()),
     }
 }

@@ -5,9 +5,11 @@ use super::stage::View;
 use super::world::{RunState, World};
 use crate::model::{ModelError, ModelResponse, RawCall};
 use crate::time::millis_between;
+use crate::tool_check::too_deep;
 use fairlead_crds::conditions::{reason, refusal};
 use fairlead_crds::names::execution_name;
-use fairlead_crds::values::{OpenObject, Time};
+use fairlead_crds::reading::levels;
+use fairlead_crds::values::{MAX_NESTING, OpenObject, Time};
 use fairlead_crds::{
     AgentRun, AgentTurn, AgentTurnStatus, CallError, FailureClass, FrozenTool, FrozenToolKind, ToolCall,
     TurnPhase,
@@ -21,6 +23,8 @@ pub const CALLS_MAX: usize = 64;
 pub const TURN_MAX_BYTES: usize = 512 * 1024;
 const ID_MAX: usize = 128;
 const TEXT_MAX: usize = 4096;
+/// Bytes that are kept of arguments which are nested too deep to be stored.
+const SHOWN_MAX: usize = 512;
 
 /// How a turn ends that failed.
 ///
@@ -77,12 +81,7 @@ pub fn completed(
         failure: None,
     };
     let size = serde_json::to_vec(&status).map_or(usize::MAX, |bytes| bytes.len());
-    if response.calls.len() > CALLS_MAX || size > TURN_MAX_BYTES {
-        let message = format!(
-            "The model answered with {} calls and {size} bytes; a turn holds at most {CALLS_MAX} calls and \
-             {TURN_MAX_BYTES} bytes. Lower spec.model.maxOutputTokens, or ask for less at once.",
-            response.calls.len()
-        );
+    if let Some(message) = too_large(response.calls.len(), size) {
         let failure = failure(FailureClass::Terminal, reason::ANSWER_TOO_LARGE, &message);
         return AgentTurnStatus {
             phase: Some(TurnPhase::Failed),
@@ -93,6 +92,21 @@ pub fn completed(
         };
     }
     status
+}
+
+/// Why an answer of so many calls, and so many bytes in all, is more than a turn holds.
+fn too_large(calls: usize, size: usize) -> Option<String> {
+    let fix = if calls > CALLS_MAX {
+        "Ask for less at once, or switch parallel calls off in spec.model.parameters where the provider can."
+    } else if size > TURN_MAX_BYTES {
+        "Lower spec.model.maxOutputTokens, or ask for less at once."
+    } else {
+        return None;
+    };
+    Some(format!(
+        "The model answered with {calls} calls and {size} bytes; a turn holds at most {CALLS_MAX} calls and \
+         {TURN_MAX_BYTES} bytes. {fix}"
+    ))
 }
 
 fn calls(view: &View<'_>, raw: &[RawCall]) -> Vec<ToolCall> {
@@ -157,6 +171,16 @@ fn judge(view: &View<'_>, call: &RawCall, frozen: Option<&FrozenTool>) -> (OpenO
     } else {
         call.arguments.as_str()
     };
+    // Before it is read: the reader has a bound of its own, and what was read must be small enough to be stored.
+    if levels(text) > MAX_NESTING {
+        let fix = "call it again with less structure, or pass the inner part as text";
+        let told = format!(
+            "{}. They began with: {}",
+            too_deep("the arguments", fix),
+            bounded(text, SHOWN_MAX)
+        );
+        return (OpenObject::new(), refuse(refusal::INVALID_ARGUMENT, told));
+    }
     let arguments = match serde_json::from_str::<Value>(text) {
         Ok(Value::Object(map)) => map,
         Ok(_) => {
@@ -242,6 +266,16 @@ mod tests {
             .map(|p| stages.next(p))
             .into();
         assert_eq!(numbers, [1, 1, 2, 3, 3, 4, 5]);
+    }
+
+    #[test]
+    fn an_answer_beyond_either_bound_is_told_both_and_what_to_do() {
+        assert_eq!(too_large(CALLS_MAX, TURN_MAX_BYTES), None);
+        for (calls, size, fix) in [(65, 1, "parallel calls off"), (1, 600_000, "maxOutputTokens")] {
+            let message = too_large(calls, size).unwrap_or_default();
+            assert!(message.contains("at most 64 calls and 524288 bytes"), "{message}");
+            assert!(message.contains(fix), "{message}");
+        }
     }
 
     #[test]

@@ -3,12 +3,12 @@
 //! [`Authorized`] can be made by [`authorize`] alone, and a binding can be made from nothing else.
 
 use super::types::{NodeLease, ObjectKey};
-use super::world::World;
+use super::world::{ToolState, World};
 use crate::template::render;
 use crate::tool_check::resolve_plan;
 use fairlead_crds::canonical::digest;
 use fairlead_crds::conditions::refusal;
-use fairlead_crds::values::{OpenObject, Time};
+use fairlead_crds::values::{OpenObject, Time, too_nested};
 use fairlead_crds::{Binding, ExecutionPlan, FrozenTool, GuardCheck, GuardDecision, PLAN_VERSION};
 use serde_json::json;
 
@@ -62,35 +62,8 @@ fn absent(call: &Call<'_>) -> String {
 
 /// Lets a call through, or says which check refuses it.
 pub fn authorize(world: &World, call: Call<'_>) -> Result<Authorized, Refusal> {
-    let key = ObjectKey::new(call.namespace, call.tool);
-    let refuse = |check, reason, message: String, may_pass| Refusal {
-        check,
-        reason,
-        message,
-        may_pass,
-    };
-    let state = world.tools.get(&key).ok_or_else(|| {
-        let message = absent(&call);
-        refuse(GuardCheck::Resolve, refusal::TOOL_NOT_FOUND, message, true)
-    })?;
-    let generation = state.object.metadata.generation.unwrap_or(0);
-    if let Some(frozen) = call.frozen
-        && (frozen.uid != state.object.metadata.uid || frozen.generation != Some(generation))
-    {
-        let message = format!(
-            "Tool {:?} was changed after it was offered, so this call was not made. Its present form is offered now; \
-             call it again if it still fits.",
-            call.tool
-        );
-        // A frozen generation above ours says that our watch is behind: the verdict waits for it.
-        let behind = frozen.uid == state.object.metadata.uid && frozen.generation > Some(generation);
-        return Err(refuse(
-            GuardCheck::Resolve,
-            refusal::TOOL_CHANGED,
-            message,
-            behind,
-        ));
-    }
+    shallow_enough(&call)?;
+    let (state, generation) = offered(world, &call)?;
     let accepted = state.accepted.as_ref().map_err(|faults| {
         let why = faults.first().map(|f| f.message.clone()).unwrap_or_default();
         let message = format!(
@@ -118,6 +91,62 @@ pub fn authorize(world: &World, call: Call<'_>) -> Result<Authorized, Refusal> {
         ),
         plan,
     })
+}
+
+fn refuse(check: GuardCheck, reason: &'static str, message: String, may_pass: bool) -> Refusal {
+    Refusal {
+        check,
+        reason,
+        message,
+        may_pass,
+    }
+}
+
+/// Before anything looks into the arguments.
+fn shallow_enough(call: &Call<'_>) -> Result<(), Refusal> {
+    if !too_nested(call.arguments) {
+        return Ok(());
+    }
+    let place = match call.frozen {
+        Some(_) => "the arguments",
+        None => "spec.arguments",
+    };
+    let fix = "send less structure, or pass the inner part as text";
+    let message = crate::tool_check::too_deep(place, fix);
+    Err(refuse(
+        GuardCheck::Schema,
+        refusal::INVALID_ARGUMENT,
+        message,
+        false,
+    ))
+}
+
+/// The tool as it was offered, with its generation.
+fn offered<'a>(world: &'a World, call: &Call<'_>) -> Result<(&'a ToolState, i64), Refusal> {
+    let key = ObjectKey::new(call.namespace, call.tool);
+    let state = world.tools.get(&key).ok_or_else(|| {
+        let message = absent(call);
+        refuse(GuardCheck::Resolve, refusal::TOOL_NOT_FOUND, message, true)
+    })?;
+    let generation = state.object.metadata.generation.unwrap_or(0);
+    if let Some(frozen) = call.frozen
+        && (frozen.uid != state.object.metadata.uid || frozen.generation != Some(generation))
+    {
+        let message = format!(
+            "Tool {:?} was changed after it was offered, so this call was not made. Its present form is offered now; \
+             call it again if it still fits.",
+            call.tool
+        );
+        // A frozen generation above ours says that our watch is behind: the verdict waits for it.
+        let behind = frozen.uid == state.object.metadata.uid && frozen.generation > Some(generation);
+        return Err(refuse(
+            GuardCheck::Resolve,
+            refusal::TOOL_CHANGED,
+            message,
+            behind,
+        ));
+    }
+    Ok((state, generation))
 }
 
 impl Refusal {

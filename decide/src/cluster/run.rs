@@ -10,10 +10,14 @@ use super::types::{Action, Because, Decision};
 use super::world::{RunState, World, has_ended, phase_of};
 use super::writes::Subject;
 use crate::time::{plus_millis, plus_seconds};
+use crate::tool_check::too_deep;
 use fairlead_crds::conditions::{self, kind, reason};
-use fairlead_crds::values::Time;
+use fairlead_crds::values::{Time, too_nested};
 use fairlead_crds::{AgentRun, AgentTurn, FailureClass, RunPhase, ToolExecution, TurnPhase};
 use std::sync::Arc;
+
+/// Most bytes of `spec.model.parameters` as JSON.
+const PARAMETERS_MAX_BYTES: usize = 16 * 1024;
 
 /// A run with its state, as one argument.
 #[derive(Clone, Copy)]
@@ -106,10 +110,6 @@ impl<'a> Subjects<'a> {
         plus_seconds(self.created(), self.run.spec.limits.deadline_seconds)
     }
 
-    fn last_turn(&self) -> Option<&'a Arc<AgentTurn>> {
-        self.state.turns.values().next_back()
-    }
-
     /// The same decision, and what is to be done about executions whose nodes say nothing.
     fn with_overdue(&self, mut decision: Decision) -> Decision {
         let live = self.executions().filter(|x| !has_ended(x) && self.free(x));
@@ -119,6 +119,10 @@ impl<'a> Subjects<'a> {
             wake.into_iter().for_each(|at| decision.wake_by(at));
         }
         decision
+    }
+
+    fn last_turn(&self) -> Option<&'a Arc<AgentTurn>> {
+        self.state.turns.values().next_back()
     }
 
     pub(super) fn view(&self, turn: &'a AgentTurn) -> View<'a> {
@@ -172,6 +176,9 @@ impl<'a> Subjects<'a> {
                 &message,
             )));
         }
+        if let Some(end) = self.unfit() {
+            return Some(end);
+        }
         if tool_calls(self.state) > limits.max_tool_calls {
             let what = format!(
                 "The model made {} tool calls; spec.limits.maxToolCalls is {}",
@@ -185,6 +192,24 @@ impl<'a> Subjects<'a> {
             return limit(reason::DEADLINE, &what, "Raise it");
         }
         None
+    }
+
+    /// The end of a run whose parameters cannot be stored in a turn and read again, or would make every turn large.
+    fn unfit(&self) -> Option<End> {
+        let parameters = &self.run.spec.model.parameters;
+        let bytes = serde_json::to_vec(parameters).map_or(usize::MAX, |text| text.len());
+        let message = if too_nested(parameters) {
+            too_deep("spec.model.parameters", "flatten it, and create the run again")
+        } else if bytes > PARAMETERS_MAX_BYTES {
+            format!(
+                "spec.model.parameters: {bytes} bytes as JSON, at most {PARAMETERS_MAX_BYTES} are allowed, since every \
+                 turn holds them; shorten them, and create the run again"
+            )
+        } else {
+            return None;
+        };
+        let failure = failure(FailureClass::Terminal, reason::INVALID_PARAMETERS, &message);
+        Some(End::failed(failure))
     }
 
     /// An end that was begun is carried through, even if its cause has gone.

@@ -4,8 +4,10 @@
 
 use super::answer::MAX_ANSWER_BYTES;
 use super::error::{bounded, failure, kind_of_status};
+use fairlead_crds::values::too_nested;
 use fairlead_crds::{ScriptStep, ScriptedError};
 use fairlead_decide::model::{Message, ModelError, ModelErrorKind, ModelRequest, ModelResponse, RawCall};
+use fairlead_decide::tool_check::too_deep;
 use regex::{Captures, Regex, RegexBuilder};
 use serde_json::{Map, Value};
 use std::time::Duration;
@@ -90,7 +92,12 @@ pub(super) fn faults(script: &[ScriptStep]) -> Vec<String> {
         };
         let mut asked = Vec::new();
         groups_in(step.respond.text.as_deref().unwrap_or(""), &mut asked);
-        for call in &step.respond.tool_calls {
+        for (place, call) in step.respond.tool_calls.iter().enumerate() {
+            if too_nested(&call.arguments) {
+                let at = format!("spec.script[{index}].respond.toolCalls[{place}].arguments");
+                faults.push(too_deep(&at, "flatten it"));
+                continue;
+            }
             call.arguments
                 .values()
                 .for_each(|value| groups_in_value(value, &mut asked));
