@@ -57,6 +57,7 @@ fn without_plan(value: &mut Value) -> bool {
             "command": {"argv": []},
             "timeouts": {"hardSeconds": 1, "graceSeconds": 0},
             "resources": {"memoryMaxBytes": 0, "cpuMillicores": 0, "maxProcesses": 0, "oomGroup": true},
+            "network": "None",
             "outputMaxBytes": 0,
         });
     }
@@ -165,7 +166,7 @@ mod tests {
             "toolGeneration": 1, "command": {"argv": ["true"]},
             "timeouts": {"hardSeconds": 9, "graceSeconds": 3},
             "resources": {"memoryMaxBytes": 1, "cpuMillicores": 1, "maxProcesses": 1, "oomGroup": true},
-            "outputMaxBytes": 9, "later": {},
+            "network": "None", "outputMaxBytes": 9, "later": {},
         });
         for version in [PLAN_VERSION, PLAN_VERSION + 1] {
             let Guarded::Whole(object) = read(execution(version, &plan)) else {
