@@ -10,14 +10,20 @@ use std::fmt::Write as _;
 /// Largest integer that survives a reader which keeps numbers as IEEE 754 doubles: 2^53.
 pub const MAX_SAFE_INTEGER: u64 = 1 << 53;
 
-/// SHA-256 of `bytes`, as lower-case hex.
-pub fn sha256_hex(bytes: &[u8]) -> String {
-    Sha256::digest(bytes)
+/// `bytes` as lower-case hex.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes
         .iter()
-        .fold(String::with_capacity(64), |mut out, b| {
+        .fold(String::with_capacity(2 * bytes.len()), |mut out, b| {
+            // Into a String this cannot fail.
             let _ = write!(out, "{b:02x}");
             out
         })
+}
+
+/// SHA-256 of `bytes`, as lower-case hex.
+pub fn sha256_hex(bytes: &[u8]) -> String {
+    hex(&Sha256::digest(bytes))
 }
 
 /// SHA-256 of the canonical form of `value`, as lower-case hex.

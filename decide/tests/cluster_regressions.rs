@@ -8,9 +8,7 @@ use fairlead_crds::names::execution_name;
 use fairlead_crds::{
     AgentTurn, AgentTurnStatus, ExecutionPhase, RunPhase, ToolExecution, ToolExecutionStatus, TurnPhase,
 };
-use fairlead_decide::cluster::{
-    Action, Decision, Event, Key, NodeLease, ObjectKey, WriteFailure, WriteFailureKind,
-};
+use fairlead_decide::cluster::{Action, Decision, Event, Key, ObjectKey, WriteFailure, WriteFailureKind};
 use fairlead_decide::model::{ModelResponse, RawCall};
 use serde_json::json;
 use sim::api::{Api, time};
@@ -36,7 +34,7 @@ impl Stage {
         api.create_provider(users::provider("a"), 0);
         api.apply_tool(users::tool("a", "beside", true, 5), 0);
         api.apply_tool(users::tool("a", "alone", false, 5), 0);
-        api.renew_node(lease(), 0);
+        api.renew_node(users::lease(1, 0), 0);
         api.create_run(users::run("a", RUN, json!({})), 0);
         let core = laws::observed(&api, 1_000, None);
         Self {
@@ -157,17 +155,6 @@ impl Stage {
     fn see_run(&mut self) {
         let run = self.api.runs.values().next().cloned().unwrap();
         self.absorb(Event::Run(run));
-    }
-}
-
-fn lease() -> NodeLease {
-    NodeLease {
-        name: "node-0".into(),
-        incarnation: "i".into(),
-        capacity: 1,
-        plan_version: 1,
-        renewed: "0".into(),
-        looks_recent: true,
     }
 }
 

@@ -5,7 +5,7 @@
 mod sim;
 
 use fairlead_crds::{AgentRun, ExecutionPhase, Outcome, ToolExecution, ToolExecutionStatus, TurnPhase};
-use fairlead_decide::cluster::{Action, Because, Event, Key, NodeLease, ObjectKey};
+use fairlead_decide::cluster::{Action, Because, Event, Key, ObjectKey};
 use fairlead_decide::model::{ModelError, ModelErrorKind};
 use serde_json::json;
 use sim::api::{Api, time};
@@ -221,17 +221,7 @@ fn a_call_that_nobody_picks_up_comes_to_an_end() {
     api.leader.transitions = 1;
     api.apply_tool(users::tool("a", "beside", true, 5), 0);
     api.create_own(users::own("a", "own", &json!({"ms": 1}), None), 0);
-    api.renew_node(
-        NodeLease {
-            name: "node-0".into(),
-            incarnation: "i".into(),
-            capacity: 1,
-            plan_version: 1,
-            renewed: "0".into(),
-            looks_recent: true,
-        },
-        0,
-    );
+    api.renew_node(users::lease(1, 0), 0);
     let mut stage = Stage::of(api);
     let name = ObjectKey::new("a", "own");
     let key = Key::Execution(name.clone());

@@ -311,15 +311,7 @@ fn a_plan_too_new_to_be_read_is_refused_unless_something_of_it_was_begun() {
     assert_eq!(status.outcome, Some(Outcome::NotStarted));
 
     // The same after a restart: its process was begun by an agent that could read the plan.
-    let mut toy = Toy::new();
-    let script = Script {
-        runs_ms: 50_000,
-        ..Script::default()
-    };
-    toy.add(execution("u1"), script);
-    toy.run_until(5_000);
-    toy.restart_unable_to_read("u1");
-    toy.run_until(20_000);
+    let mut toy = unable_to_read_what_runs();
     assert_eq!(toy.world.absorb(Event::TooNew(object)), []);
     toy.run_until(30_000);
     assert_eq!(toy.phase("u1"), Some(ExecutionPhase::Running), "it is left alone");
@@ -358,7 +350,7 @@ fn a_start_that_fails_says_why() {
             .status("u1")
             .message
             .unwrap()
-            .contains("step exec: No such file")
+            .contains("step Exec: No such file")
     );
     let full = after(
         Script {
@@ -694,8 +686,8 @@ fn a_write_that_is_not_allowed_is_tried_again_whole() {
     assert!(toy.status("u1").output.is_some());
 }
 
-#[test]
-fn what_cannot_be_read_after_a_restart_is_left_alone_until_it_can() {
+/// `u1` runs, and the agent that was started meanwhile cannot read it.
+fn unable_to_read_what_runs() -> Toy {
     let mut toy = Toy::new();
     let script = Script {
         runs_ms: 50_000,
@@ -705,6 +697,12 @@ fn what_cannot_be_read_after_a_restart_is_left_alone_until_it_can() {
     toy.run_until(5_000);
     toy.restart_unable_to_read("u1");
     toy.run_until(20_000);
+    toy
+}
+
+#[test]
+fn what_cannot_be_read_after_a_restart_is_left_alone_until_it_can() {
+    let mut toy = unable_to_read_what_runs();
     assert_eq!(toy.phase("u1"), Some(ExecutionPhase::Running));
     toy.change("u1", |_| {});
     toy.run_until(100_000);

@@ -6,7 +6,7 @@ mod sim;
 
 use fairlead_crds::names::{execution_name, turn_name};
 use fairlead_crds::{AgentRun, AgentTurn, Outcome, ToolExecution, ToolExecutionStatus};
-use fairlead_decide::cluster::{Action, Event, Key, NodeLease, Settings};
+use fairlead_decide::cluster::{Action, Event, Key, Settings};
 use serde_json::json;
 use sim::api::{Api, time};
 use sim::core::Core;
@@ -90,14 +90,7 @@ impl Crowd {
     }
 
     fn renewed(&mut self, at: i64) {
-        self.tell(Event::Node(NodeLease {
-            name: "node-0".into(),
-            incarnation: "i".into(),
-            capacity: PLACES,
-            plan_version: 1,
-            renewed: at.to_string(),
-            looks_recent: true,
-        }));
+        self.tell(Event::Node(users::lease(PLACES, at)));
     }
 
     /// Decides about the queue, and carries out what is decided.

@@ -5,13 +5,13 @@ use crate::ids;
 use crate::spool::Spool;
 use crate::start::INIT_PROCESSES;
 use fairlead_crds::ExecutionOutput;
+use fairlead_crds::canonical::{hex, sha256_hex};
 use fairlead_decide::node::{AttemptKey, Collected, OomAt};
 use fairlead_decide::output::{Canonical, canonical, canonical_cut_off};
 use fairlead_supervisor::cgroup::{self, Group, Usage};
 use fairlead_supervisor::slot::{Stream, StreamOutput};
 use fairlead_supervisor::wire::Request;
 use sha2::{Digest, Sha256};
-use std::fmt::Write;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -168,7 +168,7 @@ fn try_output(
     let whole = stored <= max.min(CHUNK as u64);
     let head = read_at(&file, 0, max.min(stored))?;
     let sha256 = if whole {
-        hex(Sha256::digest(&head))
+        sha256_hex(&head)
     } else {
         digest(&mut file, stored)?
     };
@@ -244,17 +244,7 @@ fn digest(file: &mut File, len: u64) -> io::Result<String> {
             n => hash.update(buffer.get(..n).unwrap_or_default()),
         }
     }
-    Ok(hex(hash.finalize()))
-}
-
-fn hex(digest: impl AsRef<[u8]>) -> String {
-    let digest = digest.as_ref();
-    let mut text = String::with_capacity(2 * digest.len());
-    for byte in digest {
-        // Into a String this cannot fail.
-        let _ = write!(text, "{byte:02x}");
-    }
-    text
+    Ok(hex(&hash.finalize()))
 }
 
 fn read_at(file: &File, offset: u64, len: u64) -> io::Result<Vec<u8>> {
@@ -329,7 +319,7 @@ mod tests {
             );
             assert_eq!(
                 (output.total_bytes, output.sha256.clone()),
-                (9, hex(Sha256::digest(b"line 1\nli")))
+                (9, sha256_hex(b"line 1\nli"))
             );
             assert!(note.unwrap().contains("may be missing"));
             assert_eq!(fs::read(spool.stdout(&key)).unwrap(), b"line 1\nli");
@@ -358,7 +348,7 @@ mod tests {
             let bytes = vec![b'x'; len];
             fs::write(&path, [bytes.as_slice(), b"what came later"].concat()).unwrap();
             let read = digest(&mut File::open(&path).unwrap(), len as u64).unwrap();
-            assert_eq!(read, hex(Sha256::digest(&bytes)), "{len}");
+            assert_eq!(read, sha256_hex(&bytes), "{len}");
             assert_eq!(read.len(), 64);
         }
         fs::remove_file(path).unwrap();

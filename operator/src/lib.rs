@@ -9,6 +9,7 @@ mod execute;
 pub mod lease;
 mod metrics;
 pub mod provider;
+mod refusal;
 mod secrets;
 mod sources;
 mod write;

@@ -1,6 +1,7 @@
 //! The writes: one action, one request to the API server, and what its answer means.
 
 use crate::execute::Executor;
+use crate::refusal::{failure, is_already_exists, transient};
 use crate::sources::Observed;
 use fairlead_crds::names::{ANNOTATION_RUN_NAME, LABEL_RUN_UID, MANAGER_OPERATOR};
 use fairlead_crds::reading::Readable;
@@ -18,9 +19,6 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::{Value, json};
 use std::fmt::Debug;
 use std::sync::Arc;
-
-/// Most bytes that are kept of what the server said to a write.
-const MESSAGE_MAX_BYTES: usize = 2048;
 
 impl Executor {
     /// Carries one action out as a write.
@@ -339,7 +337,7 @@ impl Executor {
 fn draw_fence() -> String {
     let mut bits = [0_u8; 16];
     rand::rng().fill_bytes(&mut bits);
-    bits.iter().map(|b| format!("{b:02x}")).collect()
+    fairlead_crds::canonical::hex(&bits)
 }
 
 /// Whether an execution that exists is the one that was to be created: same owner, same call, same arguments.
@@ -399,42 +397,5 @@ fn post() -> PostParams {
     PostParams {
         field_manager: Some(MANAGER_OPERATOR.to_owned()),
         ..PostParams::default()
-    }
-}
-
-fn is_already_exists(error: &kube::Error) -> bool {
-    matches!(error, kube::Error::Api(status) if status.is_already_exists())
-}
-
-fn transient(error: &kube::Error) -> WriteFailure {
-    WriteFailure {
-        kind: WriteFailureKind::Transient,
-        message: bounded(error.to_string()),
-    }
-}
-
-/// A refusal may quote what it refuses, however long that is.
-fn bounded(mut message: String) -> String {
-    message.truncate(message.floor_char_boundary(MESSAGE_MAX_BYTES));
-    message
-}
-
-/// What a refusal of the API server means for us. One that is too large arrives as 500.
-fn failure(error: kube::Error) -> WriteFailure {
-    let kube::Error::Api(status) = &error else {
-        return transient(&error);
-    };
-    let too_large = status.code == 413 || status.message.contains("request is too large");
-    let kind = match status.code {
-        _ if too_large => WriteFailureKind::Invalid,
-        409 => WriteFailureKind::Conflict,
-        404 | 410 => WriteFailureKind::Gone,
-        401 | 403 => WriteFailureKind::Forbidden,
-        400 | 422 => WriteFailureKind::Invalid,
-        _ => WriteFailureKind::Transient,
-    };
-    WriteFailure {
-        kind,
-        message: bounded(status.message.clone()),
     }
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use fairlead_crds::canonical::hex;
 use sha2::{Digest, Sha256};
 
 use crate::cgroup::Tree;
@@ -41,8 +42,8 @@ pub fn state_dir() -> PathBuf {
 /// not meet.
 pub fn groups() -> Result<Tree> {
     let digest = Sha256::digest(repo::root().as_os_str().as_encoded_bytes());
-    let hash: String = digest.iter().take(4).map(|byte| format!("{byte:02x}")).collect();
-    Tree::named(&format!("fairlead-up-{hash}"))
+    let hash = hex(&digest);
+    Tree::named(&format!("fairlead-up-{}", &hash[..8]))
 }
 
 /// Does [`up`], and says how to reach what runs then.
@@ -161,11 +162,7 @@ fn digest_of(dir: &Path) -> Result<String> {
     }
     let mut digest = Sha256::new();
     walk(dir, &mut digest)?;
-    Ok(digest
-        .finalize()
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect())
+    Ok(hex(&digest.finalize()))
 }
 
 /// Ends and removes all that [`up`] made; without anything to remove it does nothing.

@@ -136,6 +136,9 @@ fn lost_message(process: &Process) -> String {
     }
 }
 
+/// The step of a start that names the tool's own program.
+const LAST_STEP: &str = "Exec";
+
 fn not_started(object: &ToolExecution, refused: &Refused) -> Verdict {
     if is_cancelled(object) {
         let verdict = Verdict::failed(
@@ -158,10 +161,19 @@ fn not_started(object: &ToolExecution, refused: &Refused) -> Verdict {
         .and_then(|b| b.plan.command.argv.first().cloned())
         .unwrap_or_default();
     let node = binding.map(|b| b.node_name.as_str()).unwrap_or_default();
-    let message = format!(
-        "spec.runner.command.argv[0] of the tool: {program:?} could not be started on node {node}: step {}: {error}",
-        refused.step
-    );
+    // The steps before the last are about what the node makes for any tool.
+    let message = if refused.step == LAST_STEP {
+        format!(
+            "spec.runner.command.argv[0] of the tool: {program:?} could not be started on node {node}: step {}: {error}",
+            refused.step
+        )
+    } else {
+        format!(
+            "node {node} could not make the process that was to run {program:?}: step {}: {error}; look at the log of its \
+             node agent, and at what its container may do",
+            refused.step
+        )
+    };
     Verdict::failed(reason::START_FAILED, Outcome::NotStarted, message)
 }
 
@@ -284,5 +296,50 @@ fn out_of_memory(object: &ToolExecution, collected: &Collected) -> String {
              node together: the node agent's Pod or the machine ran out of memory ({kills}); give the node a smaller \
              capacity, or lower {field}"
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_last_step_of_a_start_is_about_the_tools_program() {
+        let object: ToolExecution = serde_json::from_value(serde_json::json!({
+            "metadata": {"name": "x"},
+            "spec": {"tool": {"toolRef": {"name": "t"}}, "binding": {
+                "nodeName": "n1", "incarnation": "i", "attempt": 1, "fence": "f", "term": 1, "planVersion": 1,
+                "admittedAt": "2026-01-01T00:00:00Z", "callDigest": "d", "decisions": [],
+                "plan": {
+                    "toolGeneration": 1, "command": {"argv": ["tool"]}, "network": "None", "outputMaxBytes": 1024,
+                    "timeouts": {"hardSeconds": 1, "graceSeconds": 1},
+                    "resources": {"memoryMaxBytes": 1, "cpuMillicores": 1, "maxProcesses": 1, "oomGroup": true},
+                },
+            }},
+        }))
+        .unwrap();
+        for (step, errno, begins, says) in [
+            (
+                "Exec",
+                2,
+                "spec.runner.command.argv[0] of the tool: \"tool\"",
+                "No such file",
+            ),
+            (
+                "Network",
+                1,
+                "node n1 could not make the process",
+                "Operation not permitted",
+            ),
+        ] {
+            let step = step.to_owned();
+            let verdict = not_started(&object, &Refused { step, errno });
+            assert_eq!(verdict.outcome, Outcome::NotStarted);
+            assert!(
+                verdict.message.starts_with(begins) && verdict.message.contains(says),
+                "{}",
+                verdict.message
+            );
+        }
     }
 }

@@ -99,7 +99,6 @@ mod tests {
             "^v\\d+$",
         ];
         let known = sizes_of(&ordinary).expect("all fit together");
-        println!("{known:#?}");
         assert_eq!(known.len(), ordinary.len());
         assert!(
             known.values().all(|bytes| *bytes <= MAX_PATTERN_BYTES),

@@ -612,7 +612,7 @@ impl Toy {
         });
         let fact = if script.refused {
             let refused = Refused {
-                step: "exec".into(),
+                step: "Exec".into(),
                 errno: 2,
             };
             self.refusals.insert(key.clone(), refused.clone());

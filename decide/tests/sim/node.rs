@@ -813,7 +813,7 @@ impl Sim {
         );
         let fact = if refused {
             let refused = Refused {
-                step: "exec".into(),
+                step: "Exec".into(),
                 errno: 2,
             };
             if let Some(slot) = self.nodes[i].slots.get_mut(&key) {

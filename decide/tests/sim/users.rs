@@ -4,7 +4,7 @@ use super::api::run_ended;
 use super::rng::Ms;
 use super::{Ev, Sim};
 use fairlead_crds::{AgentRun, ModelProvider, Tool, ToolExecution};
-use fairlead_decide::cluster::{ObjectKey, has_ended, key_of};
+use fairlead_decide::cluster::{NodeLease, ObjectKey, has_ended, key_of};
 use serde_json::json;
 
 #[derive(Debug)]
@@ -17,6 +17,18 @@ pub enum Deed {
     DeleteRun(ObjectKey),
     CancelSomeExecution,
     DeleteSomeOwn,
+}
+
+/// The Lease of `node-0`, renewed at `renewed`.
+pub fn lease(capacity: usize, renewed: i64) -> NodeLease {
+    NodeLease {
+        name: "node-0".into(),
+        incarnation: "i".into(),
+        capacity,
+        plan_version: 1,
+        renewed: renewed.to_string(),
+        looks_recent: true,
+    }
 }
 
 pub fn tool(namespace: &str, name: &str, parallel: bool, hard_seconds: i64) -> Tool {

@@ -1,6 +1,6 @@
 //! Executions that are bound when they are made, as the calls of a run are.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use fairlead_crds::names::{COMPONENT_NODE_AGENT, LABEL_COMPONENT, node_lease};
 use fairlead_crds::{Binding, ToolExecution};
@@ -21,6 +21,8 @@ pub struct Binder {
     model: Binding,
     /// Name and incarnation of each node.
     nodes: Vec<(String, String)>,
+    user: Api<ToolExecution>,
+    operator: Api<ToolExecution>,
 }
 
 impl Binder {
@@ -55,12 +57,22 @@ impl Binder {
             tool: name,
             model: object.spec.binding.expect("it is bound"),
             nodes,
+            user,
+            operator: executions("LOAD_OPERATOR").await,
         }
     }
 
-    /// How many nodes there are.
-    pub fn nodes(&self) -> usize {
-        self.nodes.len()
+    /// From its creation by the operator's token until the user sees that it succeeded, and deletes it.
+    pub async fn round_trip(&self, seen: &Seen, name: &str, node: usize, number: usize) -> Duration {
+        let object = self.execution(name, node, number);
+        let start = Instant::now();
+        self.operator
+            .create(&PostParams::default(), &object)
+            .await
+            .expect("create");
+        let took = seen.success(name).await - start;
+        delete(&self.user, name).await;
+        took
     }
 
     /// An execution that is bound to node number `node`; its fence is `number`.
@@ -81,18 +93,11 @@ impl Binder {
 /// `true`, spaced and as a flood; the operator's token makes, and the user watches and deletes.
 pub async fn measure(count: usize, in_flight: usize, total: usize) -> Value {
     let binder = Binder::of("true", &["true"]).await;
-    let (user, operator) = (executions("LOAD_USER").await, executions("LOAD_OPERATOR").await);
     let seen = Seen::start(executions("LOAD_USER").await).await;
     let once = async |name: String, index: usize| {
-        let object = binder.execution(&name, index % binder.nodes(), index);
-        let start = Instant::now();
-        operator
-            .create(&PostParams::default(), &object)
+        binder
+            .round_trip(&seen, &name, index % binder.nodes.len(), index)
             .await
-            .expect("create");
-        let took = seen.success(&name).await - start;
-        delete(&user, &name).await;
-        took
     };
     let round_trips = spaced(count, |index| once(format!("bound-{index}"), index)).await;
     let per_second = flood(in_flight, total, async |index| {

@@ -17,17 +17,7 @@ pub async fn measure(seconds: u64, alone: usize) -> Value {
     let noisy = Binder::of("yes", &["yes"]).await;
     let (user, operator) = (executions("LOAD_USER").await, executions("LOAD_OPERATOR").await);
     let seen = Seen::start(executions("LOAD_USER").await).await;
-    let once = async |name: String, index: usize| {
-        let object = short.execution(&name, 0, index);
-        let start = Instant::now();
-        operator
-            .create(&PostParams::default(), &object)
-            .await
-            .expect("create");
-        let took = seen.success(&name).await - start;
-        delete(&user, &name).await;
-        took
-    };
+    let once = async |name: String, index: usize| short.round_trip(&seen, &name, 0, index).await;
     let quiet = spaced_while(
         |index| index < alone,
         |index| once(format!("quiet-{index}"), index),

@@ -172,6 +172,7 @@ fn memory_rows(table: &mut Table, idle: &Memory, [before, held]: [&Memory; 2], a
     for (what, kib, aim) in [
         ("node agent", agent, "≤ 64 KiB"),
         ("supervisor and pump", supervisor, ""),
+        ("init of the call (Pss)", each(held.inits, before.inits), ""),
     ] {
         let path = format!("resident memory, more for each of {NODE_CAPACITY} running executions: {what}");
         table.push(Row::alone(&path, format!("{kib:.0} KiB"), aim));

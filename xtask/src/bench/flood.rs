@@ -74,6 +74,7 @@ fn memory_row(table: &mut Table, flood: &str, before: Memory, peak: Memory) {
         ("pump", before.pump, peak.pump),
         ("agent", before.agent, peak.agent),
         ("operator", before.operator, peak.operator),
+        ("inits of calls", before.inits, peak.inits),
     ];
     let growth = parts.map(|(name, before, peak)| (name, peak.saturating_sub(before) as f64 / 1024.0));
     let all: f64 = growth.iter().map(|(_, mib)| mib).sum();
