@@ -49,6 +49,8 @@ pub mod reason {
     pub const PROVIDER_UNREACHABLE: &str = "ProviderUnreachable";
     /// The provider did not answer in time.
     pub const PROVIDER_TIMEOUT: &str = "ProviderTimeout";
+    /// The connection to the provider broke before its answer was complete.
+    pub const PROVIDER_DISCONNECTED: &str = "ProviderDisconnected";
     /// HTTP 429 beyond the retries allowed.
     pub const PROVIDER_RATE_LIMITED: &str = "ProviderRateLimited";
     /// HTTP 5xx beyond the retries allowed.
@@ -73,6 +75,10 @@ pub mod reason {
     pub const INVALID_TEMPLATE: &str = "InvalidTemplate";
     /// `spec.model.parameters` of a run are too large, or nested too deep.
     pub const INVALID_PARAMETERS: &str = "InvalidParameters";
+    /// The answer of the model is awaited.
+    pub const MODEL_ASKED: &str = "ModelAsked";
+    /// Tool calls of the last turn are in progress.
+    pub const TOOL_CALLS: &str = "ToolCalls";
     /// A child object could not be created or written.
     pub const WRITE_REFUSED: &str = "WriteRefused";
 

@@ -125,8 +125,10 @@ pub struct ModelError {
 pub enum ModelErrorKind {
     /// No connection could be made.
     Connect,
-    /// A time limit passed, or the connection broke before the answer was complete.
+    /// A time limit passed.
     Timeout,
+    /// The connection broke before the answer was complete.
+    Disconnected,
     /// HTTP 429 or 529.
     RateLimited,
     /// Any other HTTP 5xx.

@@ -140,7 +140,7 @@ fn parts(text: &str) -> Option<(&str, &str)> {
 fn block(first: &str, last: &str, total_bytes: u64, max_bytes: usize, execution: &str) -> String {
     let head = format!(
         "<{NAME} execution=\"{execution}\" total-bytes=\"{total_bytes}\">\n\
-         The output has {total_bytes} bytes, too many to show here. The whole is kept on the node that ran execution \
+         The output has {total_bytes} bytes, too many to show here. More of it is kept on the node that ran execution \
          {execution}. Its first and its last part follow.\n"
     );
     let frame = [&head, FIRST.0, FIRST.1, LAST.0, LAST.1, END]

@@ -18,3 +18,8 @@ pub fn plus_seconds(at: Time, seconds: i64) -> Time {
 pub fn millis_between(from: Time, to: Time) -> i64 {
     i64::try_from(to.duration_since(from).as_millis()).unwrap_or(i64::MAX)
 }
+
+/// `at` for people, without its fraction of a second.
+pub fn to_the_second(at: Time) -> String {
+    at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}

@@ -4,7 +4,10 @@
 
 mod sim;
 
-use fairlead_crds::{AgentRun, ExecutionPhase, Outcome, ToolExecution, ToolExecutionStatus, TurnPhase};
+use fairlead_crds::values::OwnedRef;
+use fairlead_crds::{
+    AgentRun, ExecutionPhase, Outcome, RunPhase, ToolExecution, ToolExecutionStatus, TurnPhase,
+};
 use fairlead_decide::cluster::{Action, Because, Event, Key, ObjectKey};
 use fairlead_decide::model::{ModelError, ModelErrorKind};
 use serde_json::json;
@@ -249,4 +252,90 @@ fn a_call_that_nobody_picks_up_comes_to_an_end() {
     // It may have run: nothing may make it again.
     assert_eq!(status.outcome, Some(Outcome::Unknown));
     assert!(stage.core.decide(&key, time(stage.now)).actions.is_empty());
+}
+
+/// A run whose provider keeps it waiting says so: after a second, and once for each try that fails.
+#[test]
+fn a_run_that_waits_for_its_provider_says_so() {
+    let (mut stage, key) = Stage::with_run(json!({"tools": []}));
+    stage.act(&key);
+    let asked = stage.act(&key);
+    let [Action::Ask { run, turn, .. }] = &asked[..] else {
+        panic!("{asked:?}")
+    };
+    let visible = stage.core.decide(&key, time(stage.now)).wake.unwrap();
+    assert_eq!(visible, time(2_000), "a second after the turn was made");
+
+    stage.now = 2_000;
+    assert!(matches!(stage.act(&key)[..], [Action::WriteRun { .. }]));
+    let status = stage.run().status.unwrap();
+    let told = status.conditions.iter().find(|c| c.type_ == "Succeeded").unwrap();
+    assert_eq!(status.phase, Some(RunPhase::Running));
+    assert_eq!(
+        (told.status.as_str(), told.reason.as_str()),
+        ("Unknown", "ModelAsked")
+    );
+    assert_eq!(
+        told.message,
+        "Turn 1 waits for the answer of ModelProvider \"model\"."
+    );
+    assert!(stage.act(&key).is_empty(), "told once");
+
+    stage.absorb(Event::Answered {
+        run: run.clone(),
+        turn: turn.clone(),
+        term: 1,
+        sent_at: time(stage.now),
+        result: Box::new(Err(ModelError {
+            kind: ModelErrorKind::RateLimited,
+            status: Some(429),
+            retry_after_seconds: Some(600),
+            answer_begun: false,
+            message: "HTTP 429: slow down".into(),
+        })),
+    });
+    assert!(matches!(stage.act(&key)[..], [Action::WriteRun { .. }]));
+    let told = stage.run().status.unwrap().conditions.remove(0);
+    assert_eq!(told.reason, "ProviderRateLimited");
+    assert_eq!(
+        told.message,
+        "Turn 1 waits for ModelProvider \"model\": try 1 failed, the next is at 2027-01-15T08:10:02Z: HTTP 429: slow down"
+    );
+    assert!(stage.act(&key).is_empty(), "told once");
+    stage.now = 602_000;
+    assert!(
+        matches!(stage.act(&key)[..], [Action::Ask { .. }]),
+        "and nothing more is said by asking again"
+    );
+}
+
+/// A run that is stopping its executions says why it ends, not that it waits for them as before.
+#[test]
+fn a_run_that_stops_its_executions_says_why_it_ends() {
+    let (mut stage, key) = Stage::with_run(json!({"desiredState": "Cancelled"}));
+    let uid = stage.run().metadata.uid.unwrap();
+    let mut call = ToolExecution::clone(&users::own("a", "call", &json!({"ms": 60_000}), None));
+    call.metadata.uid = Some("call-uid".into());
+    call.metadata.resource_version = Some("77".into());
+    call.metadata.creation_timestamp = None;
+    call.spec.run_ref = Some(OwnedRef {
+        name: "run".into(),
+        uid,
+    });
+    stage.absorb(Event::Execution(Arc::new(call)));
+    let actions = stage.core.decide(&key, time(stage.now)).actions;
+    let told = actions.iter().find_map(|action| match action {
+        Action::WriteRun { status, .. } => Some((status.phase, status.conditions[0].clone())),
+        _ => None,
+    });
+    let (phase, told) = told.unwrap();
+    assert_eq!(phase, Some(RunPhase::Finishing));
+    assert_eq!(
+        (told.status.as_str(), told.reason.as_str()),
+        ("Unknown", "Cancelled")
+    );
+    assert_eq!(
+        told.message,
+        "It ends when its executions have: spec.desiredState asked for it."
+    );
 }

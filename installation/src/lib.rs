@@ -1,9 +1,13 @@
-//! Whether the cluster has what the promises of our programs rest on: the CRDs of the chart, and its admission policies
-//! with bindings that deny. RBAC alone cannot say that an agent writes only what is bound to its node, or that a deposed
-//! leader binds nothing; a program without these rules is not ready.
+//! What our programs share towards a cluster: how a broken watch is taken up again, and whether the cluster has what
+//! their promises rest on, the CRDs of the chart, and its admission policies with bindings that deny. RBAC alone cannot
+//! say that an agent writes only what is bound to its node, or that a deposed leader binds nothing; a program without
+//! these rules is not ready.
 
 #[cfg(test)]
 mod tests;
+mod watching;
+
+pub use watching::watch_backoff;
 
 use std::time::Duration;
 

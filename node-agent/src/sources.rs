@@ -46,7 +46,9 @@ pub(crate) async fn watch(client: Client, host: Arc<Host>, out: UnboundedSender<
         .fields(&live_here(&host.node.name))
         .timeout(WATCH_SECONDS)
         .page_size(PAGE);
-    let mut stream = watcher(api, config).default_backoff().boxed();
+    let mut stream = watcher(api, config)
+        .backoff(fairlead_installation::watch_backoff())
+        .boxed();
     let mut listing = List::default();
     let mut first = true;
     while let Some(event) = stream.next().await {

@@ -139,7 +139,7 @@ async fn watch<K>(
     let mut known: BTreeMap<ObjectKey, String> = BTreeMap::new();
     let mut listed: BTreeMap<ObjectKey, String> = BTreeMap::new();
     let mut synced = false;
-    let mut events = std::pin::pin!(watcher(api, config).default_backoff());
+    let mut events = std::pin::pin!(watcher(api, config).backoff(fairlead_installation::watch_backoff()));
     while let Some(event) = events.next().await {
         let told = match event {
             Err(error) => {

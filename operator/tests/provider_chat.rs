@@ -15,6 +15,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use support::{Server, delta, events, events_then_break, events_then_silence, plain, provider, request};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 async fn ask(spec: &ModelProviderSpec) -> Result<ModelResponse, ModelError> {
     ProviderClient::new().call(spec, None, &request(), 0).await
@@ -209,7 +210,7 @@ async fn a_stream_that_ends_early_is_an_answer_only_once_the_model_has_stopped()
     let error = ask(&server.provider(json!({}))).await.unwrap_err();
     assert_eq!(
         (error.kind, error.answer_begun),
-        (Kind::Timeout, true),
+        (Kind::Disconnected, true),
         "{}",
         error.message
     );
@@ -217,7 +218,7 @@ async fn a_stream_that_ends_early_is_an_answer_only_once_the_model_has_stopped()
     let error = ask(&server.provider(json!({}))).await.unwrap_err();
     assert_eq!(
         (error.kind, error.answer_begun),
-        (Kind::Timeout, true),
+        (Kind::Disconnected, true),
         "{}",
         error.message
     );
@@ -225,7 +226,7 @@ async fn a_stream_that_ends_early_is_an_answer_only_once_the_model_has_stopped()
     let error = ask(&server.provider(json!({}))).await.unwrap_err();
     assert_eq!(
         (error.kind, error.answer_begun),
-        (Kind::Timeout, false),
+        (Kind::Disconnected, false),
         "{}",
         error.message
     );
@@ -406,10 +407,17 @@ async fn garbage_is_a_protocol_error() {
     ] {
         let server = Server::start(move || plain(200, "application/json", body)).await;
         let error = ask(&server.provider(json!({}))).await.unwrap_err();
-        assert!(
-            matches!(error.kind, Kind::Protocol | Kind::Timeout),
-            "{body}: {error:?}"
+        assert!(matches!(error.kind, Kind::Protocol), "{body}: {error:?}");
+    }
+    for kind in ["text/html", "Text/HTML; charset=utf-8", "image/png"] {
+        let server = Server::start(move || plain(200, kind, "<html>sign in</html>")).await;
+        let error = ask(&server.provider(json!({}))).await.unwrap_err();
+        assert_eq!(
+            (error.kind, error.answer_begun),
+            (Kind::Protocol, false),
+            "{kind}"
         );
+        assert!(error.message.contains("set spec.baseUrl"), "{}", error.message);
     }
     for stream in [
         "data: {not json}\n\n",
@@ -577,4 +585,35 @@ fn ready_judges_the_url() {
             .unwrap_err()
             .contains("required with wireApi ChatCompletions")
     );
+}
+
+/// Bytes that are no HTTP, a head that is larger than is read, and a connection that ends without one.
+#[tokio::test]
+async fn what_is_no_answer_is_not_called_a_timeout() {
+    let long = format!("HTTP/1.1 200 OK\r\nx: {}\r\n\r\n", "y".repeat(1 << 20));
+    let cases = [
+        (b"SSH-2.0-OpenSSH_9.2\r\n".to_vec(), Kind::Protocol),
+        (long.into_bytes(), Kind::Protocol),
+        (Vec::new(), Kind::Disconnected),
+        (b"HTTP/1.1 200 OK\r\ncontent-".to_vec(), Kind::Disconnected),
+    ];
+    for (bytes, kind) in cases {
+        let shown = String::from_utf8_lossy(&bytes[..bytes.len().min(40)]).into_owned();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let base = format!("http://{}", listener.local_addr().unwrap());
+        let serve = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut head = [0_u8; 4096];
+            let _ = stream.read(&mut head).await.unwrap();
+            // The client may hang up before it has read all.
+            let _ = stream.write_all(&bytes).await;
+        });
+        let error = ask(&provider(&base, json!({}))).await.unwrap_err();
+        serve.await.unwrap();
+        assert_eq!(
+            (error.kind, error.answer_begun),
+            (kind, false),
+            "{shown}: {error:?}"
+        );
+    }
 }

@@ -311,7 +311,7 @@ async fn aimocks_server() {
     let error = ask("cut").await;
     assert_eq!(
         (error.kind, error.answer_begun),
-        (ModelErrorKind::Timeout, true),
+        (ModelErrorKind::Disconnected, true),
         "{error:?}"
     );
     assert_eq!(ask("nothing fits").await.kind, ModelErrorKind::Server);

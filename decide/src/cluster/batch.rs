@@ -55,7 +55,7 @@ impl<'a> Subjects<'a> {
             return decision;
         }
         let message = format!("Tool calls of turn {} are in progress.", turn.spec.index);
-        let mut status = in_phase(self.state, self.run, phase, "ToolCalls", self.now);
+        let mut status = in_phase(self.state, self.run, phase, reason::TOOL_CALLS, self.now);
         conditions::set_unknown(
             &mut status.conditions,
             kind::SUCCEEDED,

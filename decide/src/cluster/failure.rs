@@ -21,6 +21,12 @@ pub const MODEL_ERRORS: &[(ModelErrorKind, FailureClass, &str, bool)] = &[
         false,
     ),
     (
+        ModelErrorKind::Disconnected,
+        FailureClass::Terminal,
+        reason::PROVIDER_DISCONNECTED,
+        false,
+    ),
+    (
         ModelErrorKind::RateLimited,
         FailureClass::Automatic,
         reason::PROVIDER_RATE_LIMITED,
@@ -85,6 +91,11 @@ fn row(kind: ModelErrorKind) -> (FailureClass, &'static str, bool) {
         (FailureClass::Terminal, reason::PROVIDER_PROTOCOL, false),
         |(_, class, reason, again)| (*class, reason, *again),
     )
+}
+
+/// The reason that an error of that kind has.
+pub fn reason_of(kind: ModelErrorKind) -> &'static str {
+    row(kind).1
 }
 
 /// Whether the same request may be sent again: the kind allows it, and no piece of an answer had come.

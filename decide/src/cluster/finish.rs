@@ -87,6 +87,15 @@ impl<'a> Subjects<'a> {
         let mut decision = self.stop_all(live);
         let mut status = in_phase(self.state, self.run, RunPhase::Finishing, &end.reason, self.now);
         status.failure.clone_from(&end.failure);
+        let message = format!("It ends when its executions have: {}", end.message);
+        conditions::set_unknown(
+            &mut status.conditions,
+            kind::SUCCEEDED,
+            &end.reason,
+            &message,
+            self.run.metadata.generation,
+            self.now,
+        );
         decision
             .actions
             .extend(publish(&self.world.writes, self.run, status, self.now));

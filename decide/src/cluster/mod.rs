@@ -6,6 +6,7 @@
 
 mod absorb;
 mod answer;
+mod asking;
 mod batch;
 mod bounds;
 mod builtin;
@@ -40,8 +41,8 @@ pub use types::{
 };
 pub use waiting::Waiting;
 pub use world::{
-    NodeState, ProviderCheck, ProviderState, Request, RequestState, RunState, Settings, ToolState, Waiter,
-    World, has_ended, key_of,
+    FailedTry, NodeState, ProviderCheck, ProviderState, Request, RequestState, RunState, Settings, ToolState,
+    Waiter, World, has_ended, key_of,
 };
 pub use writes::{Subject, Writes};
 

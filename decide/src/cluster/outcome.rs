@@ -1,9 +1,9 @@
 //! What becomes of the actions that were handed to the executor.
 
-use super::failure::{may_repeat, next_try};
+use super::failure::{may_repeat, next_try, reason_of};
 use super::types::{Action, Key, ObjectKey, WriteFailure, WriteFailureKind};
 use super::waiting::Told;
-use super::world::{Request, RequestState, World, has_ended, key_of};
+use super::world::{FailedTry, Request, RequestState, World, has_ended, key_of};
 use super::writes::Subject;
 use crate::model::{ModelError, ModelErrorKind, ModelResponse};
 use fairlead_crds::values::Time;
@@ -31,9 +31,13 @@ impl World {
             Err(error) if may_repeat(&error) && request.tries < bound => {
                 let not_before = next_try(&error, request.tries, run, now);
                 request.tries += 1;
+                request.failed = Some(FailedTry {
+                    reason: reason_of(error.kind),
+                    message: error.message,
+                    again_at: not_before,
+                });
                 RequestState::Idle {
                     not_before: Some(not_before),
-                    last_error: Some(error.message),
                 }
             }
             result => RequestState::Answered {
@@ -68,10 +72,8 @@ impl World {
                     .or_default();
                 state.request = Some(Request {
                     turn: name.clone(),
-                    state: RequestState::Idle {
-                        not_before: None,
-                        last_error: None,
-                    },
+                    state: RequestState::Idle { not_before: None },
+                    failed: None,
                     tries: 0,
                 });
             }

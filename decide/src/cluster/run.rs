@@ -245,9 +245,7 @@ impl<'a> Subjects<'a> {
     fn proceed(&self) -> Decision {
         match self.last_turn().map(|t| (t, phase_of(t))) {
             None => self.next_turn(1, self.created()),
-            Some((turn, TurnPhase::Requesting | TurnPhase::Unknown)) => {
-                turn::drive(self.world, self.state, self.run, turn, self.now)
-            }
+            Some((turn, TurnPhase::Requesting | TurnPhase::Unknown)) => self.ask(turn),
             Some((turn, TurnPhase::Completed)) => self.tools(turn),
             Some((turn, _)) => {
                 let ended = turn.status.as_ref().and_then(|s| s.completion_time);
@@ -339,7 +337,7 @@ impl<'a> Subjects<'a> {
     }
 
     /// Says on the run what it waits for, once it has waited long enough for somebody to wonder.
-    fn missing(&self, missing: turn::Missing, since: Time) -> Decision {
+    pub(super) fn missing(&self, missing: turn::Missing, since: Time) -> Decision {
         let visible_at = plus_millis(
             since.max(self.created()),
             self.world.settings.visible_after_millis,

@@ -199,36 +199,40 @@ fn freeze(world: &World, run: &AgentRun, namespace: &str) -> Result<Vec<FrozenTo
     Ok(frozen)
 }
 
-/// What to do about a turn that has no end yet.
+/// What to do about a turn that has no end yet; an error while the provider it names is missing, and may come again.
 pub fn drive(
     world: &World,
     state: &RunState,
     run: &Arc<AgentRun>,
     turn: &Arc<AgentTurn>,
     now: Time,
-) -> Decision {
+) -> Result<Decision, Missing> {
     let uid = run.metadata.uid.clone().unwrap_or_default();
     if let Some((because, at)) = world.writes.blocked(&Subject::Turn(uid.clone()), now) {
-        return Decision {
+        return Ok(Decision {
             because: vec![because],
             wake: at,
             actions: Vec::new(),
-        };
+        });
     }
     let name = turn.metadata.name.clone().unwrap_or_default();
     let Some(request) = state.request.as_ref().filter(|r| r.turn == name) else {
-        return close(turn, abandoned(now));
+        return Ok(close(turn, abandoned(now)));
     };
-    match &request.state {
+    Ok(match &request.state {
         RequestState::Sent => Decision::because(Because::Asking),
         RequestState::Idle {
-            not_before: Some(at),
-            last_error,
+            not_before: Some(at), ..
         } if *at > now => {
-            let message = last_error.clone().unwrap_or_default();
-            Decision::wait(Because::ProviderBackOff { message }, *at)
+            let message = request.failed.as_ref().map(|f| f.message.clone());
+            Decision::wait(
+                Because::ProviderBackOff {
+                    message: message.unwrap_or_default(),
+                },
+                *at,
+            )
         }
-        RequestState::Idle { .. } => ask(world, state, run, turn, request.tries, now),
+        RequestState::Idle { .. } => return ask(world, state, run, turn, request.tries, now),
         RequestState::Answered { sent_at, result } => close(
             turn,
             match &**result {
@@ -243,7 +247,7 @@ pub fn drive(
                 }
             },
         ),
-    }
+    })
 }
 
 fn ask(
@@ -253,7 +257,7 @@ fn ask(
     turn: &Arc<AgentTurn>,
     tries: u32,
     now: Time,
-) -> Decision {
+) -> Result<Decision, Missing> {
     let namespace = run.metadata.namespace.clone().unwrap_or_default();
     let key = ObjectKey::new(namespace.clone(), turn.spec.provider_ref.name.clone());
     let Some(provider) = world.providers.get(&key) else {
@@ -262,29 +266,26 @@ fn ask(
         let grace_ends = grace_ends(world, run, since);
         if grace_ends <= now {
             let failure = failure(FailureClass::Manual, reason::PROVIDER_NOT_FOUND, &message);
-            return close(turn, without_answer(failure, now));
+            return Ok(close(turn, without_answer(failure, now)));
         }
-        return wait_for(
-            Missing {
-                reason: reason::PROVIDER_NOT_FOUND,
-                message,
-            },
-            grace_ends,
-        );
+        return Err(Missing {
+            reason: reason::PROVIDER_NOT_FOUND,
+            message,
+        });
     };
     let asked = of_turn(world, state, run, turn);
     if digest_of(&asked) != turn.spec.request_digest {
         // What it was derived from has changed: another attempt records what is asked now.
-        return close(turn, not_the_recorded(turn, now));
+        return Ok(close(turn, not_the_recorded(turn, now)));
     }
-    Decision::act(Action::Ask {
+    Ok(Decision::act(Action::Ask {
         run: run.metadata.uid.clone().unwrap_or_default(),
         turn: turn.metadata.name.clone().unwrap_or_default(),
         namespace,
         provider: Arc::clone(&provider.object),
         tries,
         request: Box::new(asked),
-    })
+    }))
 }
 
 /// How a turn ends whose request is not the one it recorded. What changes again and again is no basis for another one.

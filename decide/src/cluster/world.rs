@@ -68,6 +68,19 @@ pub struct Request {
     pub state: RequestState,
     /// Tries that failed.
     pub tries: u32,
+    /// The last of them.
+    pub failed: Option<FailedTry>,
+}
+
+/// A try of a request that failed and is followed by another.
+#[derive(Clone, Debug)]
+pub struct FailedTry {
+    /// The reason that its error has in [`super::failure::MODEL_ERRORS`].
+    pub reason: &'static str,
+    /// What the provider, or the way to it, said.
+    pub message: String,
+    /// Earliest time of the next try.
+    pub again_at: Time,
 }
 
 /// Where a model request stands.
@@ -77,8 +90,6 @@ pub enum RequestState {
     Idle {
         /// Earliest time of the next try.
         not_before: Option<Time>,
-        /// What the provider said to the last one.
-        last_error: Option<String>,
     },
     /// In progress.
     Sent,

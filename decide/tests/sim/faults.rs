@@ -137,11 +137,9 @@ impl ClusterFault {
                         .and_then(|t| t.metadata.name.clone());
                     state.request = turn.map(|turn| Request {
                         turn,
-                        state: RequestState::Idle {
-                            not_before: None,
-                            last_error: None,
-                        },
+                        state: RequestState::Idle { not_before: None },
                         tries: 0,
+                        failed: None,
                     });
                 }
                 return cluster::decide(&world, key, now);

@@ -52,6 +52,7 @@ fn error(rng: &mut Rng) -> ModelError {
         ModelErrorKind::Server,
         ModelErrorKind::Server,
         ModelErrorKind::Timeout,
+        ModelErrorKind::Disconnected,
         ModelErrorKind::Refused,
     ];
     let kind = *rng.pick(&kinds).unwrap();

@@ -131,16 +131,28 @@ pub(super) fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<i64> {
     i64::try_from(seconds.min(MAX_RETRY_AFTER_SECONDS)).ok()
 }
 
-/// A failure of the HTTP client, told with its causes and without the URL's parts that could be secret.
+/// A failure of the HTTP client before the head of an answer, told with its causes and without the URL's parts that
+/// could be secret.
 pub(super) fn of_transport(error: reqwest::Error) -> ModelError {
     let kind = if error.is_connect() {
         ModelErrorKind::Connect
     } else if error.is_builder() {
         ModelErrorKind::Refused
-    } else {
+    } else if error.is_timeout() {
         ModelErrorKind::Timeout
+    } else if is_unreadable(&error) {
+        ModelErrorKind::Protocol
+    } else {
+        ModelErrorKind::Disconnected
     };
     failure(kind, causes(&error.without_url()))
+}
+
+/// Whether what came is no HTTP, or has a head larger than is read.
+fn is_unreadable(error: &reqwest::Error) -> bool {
+    std::iter::successors(std::error::Error::source(error), |cause| cause.source())
+        .filter_map(|cause| cause.downcast_ref::<hyper::Error>())
+        .any(hyper::Error::is_parse)
 }
 
 /// A connection to `address` that could not be made, told with the field that names it and what to look at. Any other

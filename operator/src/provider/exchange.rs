@@ -1,7 +1,7 @@
 //! One request over HTTP and the reading of its answer, within the provider's time limits.
 
 use super::answer::Answer;
-use super::error::{at_base_url, failure, of_status, of_transport};
+use super::error::{at_base_url, bounded, failure, of_status, of_transport};
 use super::sse::{SseFault, SseReader};
 use super::{ApiKey, chat};
 use fairlead_crds::{ModelProviderSpec, ProviderTimeouts};
@@ -85,7 +85,7 @@ fn authorization(key: &ApiKey) -> Result<HeaderValue, ModelError> {
 /// Reads a successful answer; with it, when its first piece came.
 async fn read_answer(body: &mut Body, headers: &HeaderMap) -> Result<(Answer, Option<Instant>), ModelError> {
     let mut reading = Reading {
-        form: declared_form(headers),
+        form: declared_form(headers)?,
         ..Reading::default()
     };
     loop {
@@ -102,12 +102,33 @@ async fn read_answer(body: &mut Body, headers: &HeaderMap) -> Result<(Answer, Op
     Ok((reading.answer, reading.first))
 }
 
-fn declared_form(headers: &HeaderMap) -> Option<Form> {
-    let declared = headers.get(header::CONTENT_TYPE)?.to_str().ok()?;
-    if declared.starts_with("text/event-stream") {
-        Some(Form::Events)
-    } else {
-        declared.contains("json").then_some(Form::Json)
+/// The form that the server declares; none where it declares nothing, or only that it is text: its first byte tells then.
+///
+/// # Errors
+///
+/// What is no answer of a model, such as a web page.
+fn declared_form(headers: &HeaderMap) -> Result<Option<Form>, ModelError> {
+    let declared = headers
+        .get(header::CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok());
+    let essence = declared.map(|text| {
+        text.split(';')
+            .next()
+            .unwrap_or_default()
+            .trim()
+            .to_ascii_lowercase()
+    });
+    match essence.as_deref() {
+        None | Some("" | "text/plain" | "application/octet-stream") => Ok(None),
+        Some("text/event-stream") => Ok(Some(Form::Events)),
+        Some(json) if json.contains("json") => Ok(Some(Form::Json)),
+        Some(other) => Err(protocol(
+            &format!(
+                "it is {:?}, neither JSON nor an event stream; set spec.baseUrl to where the API really is",
+                bounded(other.to_owned(), 64)
+            ),
+            false,
+        )),
     }
 }
 
@@ -167,7 +188,7 @@ impl Reading {
         Err(ModelError {
             answer_begun: self.answer.begun(),
             ..failure(
-                ModelErrorKind::Timeout,
+                ModelErrorKind::Disconnected,
                 "the connection ended before the answer was complete",
             )
         })
@@ -305,7 +326,7 @@ impl Body {
             Ok(Ok(Some(bytes))) => return Ok(Next::Bytes(bytes.to_vec())),
             Ok(Ok(None)) => return Ok(Next::Over),
             Ok(Err(error)) => failure(
-                ModelErrorKind::Timeout,
+                ModelErrorKind::Disconnected,
                 format!(
                     "the connection broke before the answer was complete: {}",
                     super::error::causes(&error.without_url())
