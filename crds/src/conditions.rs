@@ -94,6 +94,8 @@ pub mod reason {
     pub const OUT_OF_MEMORY: &str = "OutOfMemory";
     /// The hard timeout passed.
     pub const HARD_TIMEOUT: &str = "HardTimeout";
+    /// No place on a node became free within the operator's `queueTimeoutSeconds`; nothing was started.
+    pub const QUEUE_TIMEOUT: &str = "QueueTimeout";
     /// A spawn step failed before the tool's program began.
     pub const START_FAILED: &str = "StartFailed";
     /// A limit that was asked for cannot be set on this node.

@@ -51,7 +51,7 @@ open_enum! {
         Failed,
         /// Stopped because `spec.desiredState` asked for it.
         Cancelled,
-        /// Stopped by its hard timeout.
+        /// Stopped by its hard timeout, or it got no place in time.
         TimedOut,
         /// The node that ran it is gone; how it ended is not known.
         Orphaned,
@@ -77,6 +77,8 @@ open_enum! {
 pub enum Bound {
     /// `spec.limits.deadlineSeconds` of the run.
     RunDeadline,
+    /// The deadline of the run whose call it is; for a user's own execution, how long such a one may wait for a place.
+    Queue,
     /// The tool's hard timeout and grace, then the bound on a kill; the orphan rule when the node is gone.
     ToolTimeout,
     /// A bound on clean-up, after which the end is written with what could not be verified.
@@ -158,7 +160,7 @@ impl ExecutionPhase {
     /// What ends this phase at the latest.
     pub fn bound(self) -> Bound {
         match self {
-            Self::Queued => Bound::RunDeadline,
+            Self::Queued => Bound::Queue,
             Self::Running | Self::Unknown => Bound::ToolTimeout,
             _ => Bound::Final,
         }

@@ -339,3 +339,28 @@ fn a_run_that_stops_its_executions_says_why_it_ends() {
         "It ends when its executions have: spec.desiredState asked for it."
     );
 }
+
+/// A user's own execution does not wait for ever for a node that never comes.
+#[test]
+fn an_own_execution_that_gets_no_place_comes_to_an_end() {
+    let mut api = Api::new(60_000, false);
+    api.leader.transitions = 1;
+    api.apply_tool(users::tool("a", "beside", true, 5), 0);
+    let mut own = users::own("a", "own", &json!({"ms": 1}), None);
+    own.spec.tool.tool_ref.name = "beside".into();
+    api.create_own(own, 0);
+    let mut stage = Stage::of(api);
+    let key = Key::Execution(ObjectKey::new("a", "own"));
+    stage.act(&key);
+    let bound = time(3_600_000);
+    let waits = stage.core.decide(&key, time(stage.now));
+    assert!(waits.actions.is_empty() && waits.wake == Some(bound), "{waits:?}");
+    stage.now = 3_600_000;
+    stage.act(&key);
+    let ended = &stage.api.executions[&ObjectKey::new("a", "own")];
+    let status = ended.status.clone().unwrap();
+    assert_eq!(status.phase, Some(ExecutionPhase::TimedOut));
+    assert_eq!(status.outcome, Some(Outcome::NotStarted));
+    assert_eq!(status.reason.as_deref(), Some("QueueTimeout"));
+    assert!(stage.core.world.waiting.is_empty(), "it is in line no more");
+}

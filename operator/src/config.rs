@@ -32,6 +32,10 @@ pub struct Config {
     /// Seconds without a move of its Lease after which a node's executions are orphaned. 60 to 86,400.
     #[arg(long, default_value_t = 330, value_parser = clap::value_parser!(i64).range(60..=86_400))]
     pub orphan_after_seconds: i64,
+
+    /// Seconds a user's own execution waits for a place on a node before it ends unstarted. 60 to 604,800.
+    #[arg(long, default_value_t = 3600, value_parser = clap::value_parser!(i64).range(60..=604_800))]
+    pub queue_timeout_seconds: i64,
 }
 
 impl Config {
@@ -39,6 +43,7 @@ impl Config {
     pub fn settings(&self) -> Settings {
         Settings {
             orphan_after_seconds: self.orphan_after_seconds,
+            queue_seconds: self.queue_timeout_seconds,
             ..Settings::default()
         }
     }

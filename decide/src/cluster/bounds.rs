@@ -24,7 +24,7 @@ pub fn of_run(settings: &Settings, run: &AgentRun, now: Time) -> Option<Time> {
                 .at;
             Some(plus_seconds(began, settings.clean_up_seconds))
         }
-        Bound::RunDeadline | Bound::ToolTimeout => {
+        Bound::RunDeadline | Bound::Queue | Bound::ToolTimeout => {
             let created = run.metadata.creation_timestamp.as_ref().map_or(now, |t| t.0);
             Some(plus_seconds(created, run.spec.limits.deadline_seconds))
         }
@@ -32,15 +32,19 @@ pub fn of_run(settings: &Settings, run: &AgentRun, now: Time) -> Option<Time> {
 }
 
 /// When an execution that has a node is over at the latest: its hard timeout and grace from its start, or from its
-/// binding while no start is told, and as long again as a node may be away before it is given up. Nothing for one that
-/// has ended, or that has no node: such a one waits as long as its run, or its user, lets it.
+/// binding while no start is told, and as long again as a node may be away before it is given up. One that has no node
+/// waits as long as its run lets it, and a user's own as long as any may. Nothing for one that has ended.
 pub fn of_execution(settings: &Settings, execution: &ToolExecution) -> Option<Time> {
-    let binding = execution.spec.binding.as_ref()?;
     let status = execution.status.as_ref();
     let phase = status.and_then(|s| s.phase);
     if phase.map(ExecutionPhase::bound) == Some(Bound::Final) {
         return None;
     }
+    let Some(binding) = &execution.spec.binding else {
+        let own = execution.spec.run_ref.is_none();
+        let created = execution.metadata.creation_timestamp.as_ref().filter(|_| own)?;
+        return Some(plus_seconds(created.0, settings.queue_seconds));
+    };
     let began = status.and_then(|s| s.start_time).unwrap_or(binding.admitted_at);
     let timeouts = &binding.plan.timeouts;
     let seconds = timeouts.hard_seconds.saturating_add(timeouts.grace_seconds);

@@ -1,6 +1,6 @@
 //! What to do about a user's own execution, and the writes that concern any.
 
-use super::bounds::overdue;
+use super::bounds::{of_execution, overdue};
 use super::guard::{Call, Refusal, authorize};
 use super::types::{Action, Because, Decision};
 use super::world::{Waiter, World, has_ended, key_of};
@@ -53,10 +53,16 @@ pub fn decide(world: &World, key: &super::types::ObjectKey, now: Time) -> Decisi
             now,
         ));
     }
-    match authorize(world, call(execution)) {
+    let bound = of_execution(&world.settings, execution);
+    if bound.is_some_and(|at| at <= now) {
+        return Decision::act(waited_too_long(world.settings.queue_seconds, execution, now));
+    }
+    let mut decision = match authorize(world, call(execution)) {
         Ok(_) => queue(world, execution, now),
         Err(refusal) => refuse(world, execution, &refusal, now),
-    }
+    };
+    bound.into_iter().for_each(|at| decision.wake_by(at));
+    decision
 }
 
 /// What a user's own execution asks for.
@@ -268,6 +274,25 @@ pub fn stop(execution: &Arc<ToolExecution>, why: &str, message: &str, now: Time)
         execution,
         ended(execution, ExecutionPhase::Cancelled, why, message, now),
     )
+}
+
+/// The end of a user's own execution that got no place in time.
+fn waited_too_long(seconds: i64, execution: &Arc<ToolExecution>, now: Time) -> Action {
+    let last = execution.status.as_ref().and_then(|s| s.reason.as_deref());
+    let message = format!(
+        "It got no place on a node within the operator's queueTimeoutSeconds ({seconds}), at last for {}, and was not \
+         started. Create it again when there is room, or raise that bound.",
+        last.unwrap_or(reason::CONCURRENCY_LIMIT)
+    );
+    let mut status = ended(
+        execution,
+        ExecutionPhase::TimedOut,
+        reason::QUEUE_TIMEOUT,
+        &message,
+        now,
+    );
+    status.error_class = Some(ErrorClass::Local);
+    write(execution, status)
 }
 
 /// Marks an execution that its run goes on without, once.

@@ -24,6 +24,8 @@ pub struct Settings {
     pub node_fresh_seconds: i64,
     /// Seconds without a move of its Lease after which a node's executions are orphaned.
     pub orphan_after_seconds: i64,
+    /// Seconds a user's own execution waits for a place on a node before it ends unstarted.
+    pub queue_seconds: i64,
     /// Seconds a run that ends waits for its executions to be gone, before it ends with what could not be verified.
     pub clean_up_seconds: i64,
 }
@@ -35,6 +37,7 @@ impl Default for Settings {
             dependency_grace_seconds: 30,
             node_fresh_seconds: 30,
             orphan_after_seconds: 330,
+            queue_seconds: 3600,
             clean_up_seconds: 450,
         }
     }
