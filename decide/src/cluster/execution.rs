@@ -2,7 +2,7 @@
 
 use super::bounds::{of_execution, overdue};
 use super::guard::{Call, Refusal, authorize};
-use super::types::{Action, Because, Decision};
+use super::types::{Action, Because, Decision, ObjectKey};
 use super::world::{Waiter, World, has_ended, key_of};
 use super::writes::Subject;
 use crate::time::{millis_between, plus_millis, plus_seconds};
@@ -15,7 +15,7 @@ use fairlead_crds::{
 use std::sync::Arc;
 
 /// Decides about a user's own execution. Those of runs are decided with their run.
-pub fn decide(world: &World, key: &super::types::ObjectKey, now: Time) -> Decision {
+pub fn decide(world: &World, key: &ObjectKey, now: Time) -> Decision {
     let Some(execution) = world.executions.get(key) else {
         return Decision::default();
     };
@@ -25,15 +25,30 @@ pub fn decide(world: &World, key: &super::types::ObjectKey, now: Time) -> Decisi
     if execution.metadata.deletion_timestamp.is_some() {
         return Decision::because(Because::Deleting);
     }
-    if let Some((because, at)) = world.writes.blocked(&Subject::Execution(key.clone()), now) {
-        return Decision {
-            because: vec![because],
-            wake: at,
-            actions: Vec::new(),
+    if has_ended(execution) {
+        return match world.writes.blocked(&Subject::Execution(key.clone()), now) {
+            Some((because, at)) => held_up(because, at),
+            None => retain(execution, now),
         };
     }
-    if has_ended(execution) {
-        return retain(execution, now);
+    let bound = of_execution(&world.settings, execution).filter(|at| *at > now);
+    let mut decision = proceed(world, key, execution, now);
+    bound.into_iter().for_each(|at| decision.wake_by(at));
+    decision
+}
+
+fn held_up(because: Because, at: Option<Time>) -> Decision {
+    Decision {
+        because: vec![because],
+        wake: at,
+        actions: Vec::new(),
+    }
+}
+
+/// The next step of one that has not ended.
+fn proceed(world: &World, key: &ObjectKey, execution: &Arc<ToolExecution>, now: Time) -> Decision {
+    if let Some((because, at)) = world.writes.blocked(&Subject::Execution(key.clone()), now) {
+        return held_up(because, at);
     }
     if let Some(binding) = &execution.spec.binding {
         let (action, wake) = overdue(world, execution, now);
@@ -46,23 +61,16 @@ pub fn decide(world: &World, key: &super::types::ObjectKey, now: Time) -> Decisi
         };
     }
     if execution.spec.desired_state.is_some() {
-        return Decision::act(stop(
-            execution,
-            reason::CANCELLED,
-            "spec.desiredState asked for it.",
-            now,
-        ));
+        let message = "spec.desiredState asked for it.";
+        return Decision::act(stop(execution, reason::CANCELLED, message, now));
     }
-    let bound = of_execution(&world.settings, execution);
-    if bound.is_some_and(|at| at <= now) {
+    if of_execution(&world.settings, execution).is_some_and(|at| at <= now) {
         return Decision::act(waited_too_long(world.settings.queue_seconds, execution, now));
     }
-    let mut decision = match authorize(world, call(execution)) {
+    match authorize(world, call(execution)) {
         Ok(_) => queue(world, execution, now),
         Err(refusal) => refuse(world, execution, &refusal, now),
-    };
-    bound.into_iter().for_each(|at| decision.wake_by(at));
-    decision
+    }
 }
 
 /// What a user's own execution asks for.
