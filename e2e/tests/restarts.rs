@@ -7,16 +7,24 @@
 use fairlead_crds::{ExecutionPhase, RunPhase, ToolExecution};
 use fairlead_e2e::fleet::*;
 use fairlead_e2e::{admin, leases, namespace, wait_for};
+use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
 use rustix::process::Signal;
 use serde_json::json;
+use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// A record outside of everything that is tested: each tool appends its execution's name once.
-struct Ledger(PathBuf);
+/// A record outside of everything that is tested: each tool writes its execution's name once. It is a pipe, since files
+/// outside of its home are read-only for a tool.
+struct Ledger {
+    dir: PathBuf,
+    pipe: File,
+    seen: RefCell<Vec<u8>>,
+}
 
 impl Ledger {
     fn new() -> Self {
@@ -24,18 +32,33 @@ impl Ledger {
         fs::create_dir_all(&dir).expect("make the ledger");
         fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).expect("open the ledger to tools");
         let file = dir.join("effects");
-        fs::write(&file, "").expect("make the ledger");
+        mknodat(CWD, &file, FileType::Fifo, Mode::empty(), 0).expect("make the ledger");
         fs::set_permissions(&file, fs::Permissions::from_mode(0o666)).expect("open the ledger to tools");
-        Self(dir)
+        let mut options = File::options();
+        // Open for both, so that it neither waits for a writer nor ends with the last one.
+        options
+            .read(true)
+            .write(true)
+            .custom_flags(OFlags::NONBLOCK.bits().cast_signed());
+        Self {
+            pipe: options.open(file).expect("open the ledger"),
+            dir,
+            seen: RefCell::default(),
+        }
     }
 
     fn file(&self) -> PathBuf {
-        self.0.join("effects")
+        self.dir.join("effects")
     }
 
     fn effects(&self) -> BTreeMap<String, usize> {
+        let mut seen = self.seen.borrow_mut();
+        let end = (&self.pipe)
+            .read_to_end(&mut seen)
+            .expect_err("a pipe that stays open has no end");
+        assert_eq!(end.kind(), ErrorKind::WouldBlock, "{end}");
         let mut counts = BTreeMap::new();
-        for line in fs::read_to_string(self.file()).expect("read the ledger").lines() {
+        for line in String::from_utf8_lossy(&seen).lines() {
             *counts.entry(line.to_owned()).or_insert(0) += 1;
         }
         counts
@@ -44,7 +67,7 @@ impl Ledger {
 
 impl Drop for Ledger {
     fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
+        let _ = fs::remove_dir_all(&self.dir);
     }
 }
 

@@ -13,7 +13,7 @@ use fairlead_supervisor::client::SpawnFds;
 use fairlead_supervisor::command::command_memfd;
 use fairlead_supervisor::slot::{FILE_SLOT, FILE_STDOUT, Intent, Slot};
 use fairlead_supervisor::sys;
-use fairlead_supervisor::wire::{FLAG_PRIVATE_NETWORK, FLAG_PRIVATE_PIDS, FLAG_PRIVATE_TMP, Key, Spawn};
+use fairlead_supervisor::wire::{FLAG_PRIVATE_NETWORK, FLAG_PRIVATE_PIDS, FLAG_PRIVATE_MOUNTS, Key, Spawn};
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -119,7 +119,7 @@ fn ask(
         grace_ms: grace_ms(binding),
         nofile: host.open_files,
         store_max_bytes: host.store_max_bytes,
-        flags: FLAG_PRIVATE_TMP | FLAG_PRIVATE_PIDS | network_flag(binding),
+        flags: FLAG_PRIVATE_MOUNTS | FLAG_PRIVATE_PIDS | network_flag(binding),
     };
     let fds = SpawnFds {
         cgroup: files.group.as_ref().map(AsFd::as_fd),

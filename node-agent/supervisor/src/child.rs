@@ -38,7 +38,7 @@ pub(crate) struct Plan<'a> {
     pub(crate) stdout: RawFd,
     pub(crate) stderr: RawFd,
     pub(crate) home: RawFd,
-    pub(crate) private_tmp: bool,
+    pub(crate) private_mounts: bool,
     pub(crate) private_network: bool,
     /// Where the init of an own PID namespace reports the leader's end; -1 without one.
     pub(crate) report: RawFd,
@@ -57,7 +57,7 @@ type Act = fn(&Plan<'_>) -> Outcome;
 /// The order matters: the group first, the network's socket before the limit of descriptors, of which a child is born
 /// with all of the supervisor's, mounts while still root and before the descriptors that lead there
 /// are closed, the bounding set before the user changes, capabilities after it, exec last.
-const STEPS: [(Step, Act); 17] = [
+const STEPS: [(Step, Act); 18] = [
     (Step::Join, join),
     (Step::Register, register),
     (Step::Session, session),
@@ -67,6 +67,7 @@ const STEPS: [(Step, Act); 17] = [
     (Step::MountPrivate, mount_private),
     (Step::Hide, hide),
     (Step::PrivateTmp, private_tmp),
+    (Step::ReadOnly, read_only),
     (Step::Init, fork_leader),
     (Step::BoundingSet, bounding_set),
     (Step::Identity, identity),
@@ -171,7 +172,7 @@ fn mount(source: &CStr, target: &CStr, kind: &CStr, flags: libc::c_ulong, option
 
 /// Nothing mounted from here on may reach the namespace we came from.
 fn mount_private(plan: &Plan<'_>) -> Outcome {
-    if !plan.private_tmp {
+    if !plan.private_mounts {
         return Ok(());
     }
     mount(c"none", c"/", c"", libc::MS_REC | libc::MS_PRIVATE, c"")
@@ -179,7 +180,7 @@ fn mount_private(plan: &Plan<'_>) -> Outcome {
 
 /// Before the private `/tmp`, which may itself cover some of these paths.
 fn hide(plan: &Plan<'_>) -> Outcome {
-    if !plan.private_tmp {
+    if !plan.private_mounts {
         return Ok(());
     }
     let flags = libc::MS_RDONLY | libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
@@ -192,7 +193,7 @@ fn hide(plan: &Plan<'_>) -> Outcome {
 /// The supervisor entered the home directory before the clone, and the kernel moved the working directory
 /// into the new namespace. A descriptor would still point into the old one, from which nothing can be bound.
 fn private_tmp(plan: &Plan<'_>) -> Outcome {
-    if !plan.private_tmp {
+    if !plan.private_mounts {
         return Ok(());
     }
     mount(c".", TMP, c"", libc::MS_BIND, c"")?;
@@ -204,6 +205,45 @@ fn private_tmp(plan: &Plan<'_>) -> Outcome {
         Err(libc::ENOENT) => Ok(()),
         other => other,
     }
+}
+
+/// What a tool writes ends with it: only its home and its shared memory are left to write to. Devices, pipes and sockets
+/// stay as they are, since a read-only mount is about files.
+fn read_only(plan: &Plan<'_>) -> Outcome {
+    if !plan.private_mounts {
+        return Ok(());
+    }
+    set_read_only(c"/", true)?;
+    set_read_only(TMP, false)?;
+    match set_read_only(SHM, false) {
+        Err(libc::ENOENT) => Ok(()),
+        other => other,
+    }
+}
+
+/// Makes the mount at `path` and all below it read-only, or that one writable again (mount_setattr(2)).
+fn set_read_only(path: &CStr, set: bool) -> Outcome {
+    // SAFETY: mount_attr is plain data for which all zeros is valid.
+    let mut wish: libc::mount_attr = unsafe { std::mem::zeroed() };
+    let flags = if set {
+        wish.attr_set = libc::MOUNT_ATTR_RDONLY;
+        libc::AT_RECURSIVE
+    } else {
+        wish.attr_clr = libc::MOUNT_ATTR_RDONLY;
+        0
+    };
+    let (path, size) = (path.as_ptr(), size_of::<libc::mount_attr>());
+    // SAFETY: a terminated string, and a structure of the size that is told; both outlive the call.
+    done(unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            libc::AT_FDCWD,
+            path,
+            flags,
+            &raw const wish,
+            size,
+        )
+    })
 }
 
 /// Made here and not by the clone: it takes the kernel a while, in which the supervisor could not kill. The loopback
@@ -341,7 +381,7 @@ fn descriptors(plan: &Plan<'_>) -> Outcome {
 fn working_directory(plan: &Plan<'_>) -> Outcome {
     // SAFETY: a number only.
     unsafe { libc::umask(0o022) };
-    if plan.private_tmp {
+    if plan.private_mounts {
         // SAFETY: a static terminated string.
         return done(libc::c_long::from(unsafe { libc::chdir(TMP.as_ptr()) }));
     }

@@ -85,7 +85,7 @@ impl Client {
     }
 
     /// Sends a Spawn with its descriptors. The flags that say which are there are set from `fds`; only
-    /// `FLAG_PRIVATE_TMP` is taken from `spawn.flags`.
+    /// `FLAG_PRIVATE_MOUNTS` is taken from `spawn.flags`.
     ///
     /// # Errors
     /// As [`Client::send`]; then nothing was requested.

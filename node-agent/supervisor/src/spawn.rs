@@ -7,7 +7,7 @@ use fairlead_supervisor::channel::Received;
 use fairlead_supervisor::step::Step;
 use fairlead_supervisor::sys;
 use fairlead_supervisor::wire::{
-    Backend, FLAG_CGROUP, FLAG_HOME, FLAG_PRIVATE_NETWORK, FLAG_PRIVATE_PIDS, FLAG_PRIVATE_TMP,
+    Backend, FLAG_CGROUP, FLAG_HOME, FLAG_PRIVATE_MOUNTS, FLAG_PRIVATE_NETWORK, FLAG_PRIVATE_PIDS,
     FLAG_SEPARATE_STDERR, Spawn,
 };
 
@@ -22,7 +22,7 @@ use crate::table::Flow;
 const KNOWN_FLAGS: u32 = FLAG_CGROUP
     | FLAG_SEPARATE_STDERR
     | FLAG_HOME
-    | FLAG_PRIVATE_TMP
+    | FLAG_PRIVATE_MOUNTS
     | FLAG_PRIVATE_NETWORK
     | FLAG_PRIVATE_PIDS;
 
@@ -137,7 +137,7 @@ impl Spawner {
             stdout: pipes.stdout.1.as_raw_fd(),
             stderr: pipes.stderr.as_ref().unwrap_or(&pipes.stdout).1.as_raw_fd(),
             home: fds.home.as_ref().map_or(-1, AsRawFd::as_raw_fd),
-            private_tmp: spawn.flags & FLAG_PRIVATE_TMP != 0,
+            private_mounts: spawn.flags & FLAG_PRIVATE_MOUNTS != 0,
             private_network: spawn.flags & FLAG_PRIVATE_NETWORK != 0,
             report: pipes.report.as_ref().map_or(-1, |(_, write)| write.as_raw_fd()),
             hide: &self.hide,
@@ -178,8 +178,8 @@ impl Spawner {
 
     fn check(&self, spawn: &Spawn, fds: &Fds) -> Result<(), Refusal> {
         let has = |flag: u32| spawn.flags & flag != 0;
-        let private_without_home = (has(FLAG_PRIVATE_TMP) && fds.home.is_none())
-            || (has(FLAG_PRIVATE_PIDS) && !has(FLAG_PRIVATE_TMP));
+        let private_without_home = (has(FLAG_PRIVATE_MOUNTS) && fds.home.is_none())
+            || (has(FLAG_PRIVATE_PIDS) && !has(FLAG_PRIVATE_MOUNTS));
         let wrong_backend = fds.cgroup.is_some() != (self.backend == Backend::CgroupV2);
         if spawn.flags & !KNOWN_FLAGS != 0 || private_without_home || wrong_backend {
             return Err((Step::Request, libc::EINVAL));
@@ -243,7 +243,7 @@ fn clone_child(
     }
     let wish = CloneWish {
         cgroup: group.map(|group| group.dir().as_raw_fd()),
-        mounts: plan.private_tmp,
+        mounts: plan.private_mounts,
         pids: plan.report >= 0,
     };
     let mut side = if *join_by_write {

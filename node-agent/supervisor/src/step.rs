@@ -42,25 +42,27 @@ pub enum Step {
     Hide = 16,
     /// The home directory bound over `/tmp`, and an empty `/dev/shm`.
     PrivateTmp = 17,
+    /// All mounts made read-only, but for `/tmp` and `/dev/shm`.
+    ReadOnly = 18,
     /// A `/proc` of the own PID namespace; then the first process there makes the leader, which goes on with the steps.
-    Init = 18,
+    Init = 19,
     /// The capability bounding set emptied.
-    BoundingSet = 19,
+    BoundingSet = 20,
     /// Supplementary groups, group, user.
-    Identity = 20,
+    Identity = 21,
     /// Ambient, inheritable, permitted and effective capabilities emptied.
-    Capabilities = 21,
+    Capabilities = 22,
     /// `no_new_privs` set.
-    NoNewPrivs = 22,
+    NoNewPrivs = 23,
     /// Standard descriptors set, all others close on exec.
-    Descriptors = 23,
+    Descriptors = 24,
     /// Working directory and umask.
-    WorkingDirectory = 24,
+    WorkingDirectory = 25,
     /// `execve`.
-    Exec = 25,
+    Exec = 26,
 }
 
-const STEPS: [(Step, &str); 25] = [
+const STEPS: [(Step, &str); 26] = [
     (Step::Request, "Request"),
     (Step::Sender, "Sender"),
     (Step::Table, "Table"),
@@ -78,6 +80,7 @@ const STEPS: [(Step, &str); 25] = [
     (Step::MountPrivate, "MountPrivate"),
     (Step::Hide, "Hide"),
     (Step::PrivateTmp, "PrivateTmp"),
+    (Step::ReadOnly, "ReadOnly"),
     (Step::Init, "Init"),
     (Step::BoundingSet, "BoundingSet"),
     (Step::Identity, "Identity"),
@@ -123,6 +126,7 @@ mod tests {
             assert_eq!(step.name(), name);
         }
         assert_eq!(Step::from_code(0), None);
-        assert_eq!(Step::from_code(26), None);
+        assert_eq!(Step::from_code(u8::MAX), None);
+        assert_eq!(STEPS.len(), usize::from(Step::Exec.code()));
     }
 }

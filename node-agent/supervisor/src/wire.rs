@@ -32,15 +32,15 @@ pub const FLAG_CGROUP: u32 = 1;
 pub const FLAG_SEPARATE_STDERR: u32 = 1 << 1;
 /// Spawn flag: the last descriptor is the run's home directory, which becomes the working directory.
 pub const FLAG_HOME: u32 = 1 << 2;
-/// Spawn flag: own mount namespace in which the home directory is `/tmp` and the agent's files are
-/// hidden. Needs [`FLAG_HOME`].
-pub const FLAG_PRIVATE_TMP: u32 = 1 << 3;
+/// Spawn flag: own mount namespace in which the home directory is `/tmp`, the agent's files are hidden, and nothing else
+/// can be written to. Needs [`FLAG_HOME`], and a kernel with `mount_setattr` (Linux 5.12).
+pub const FLAG_PRIVATE_MOUNTS: u32 = 1 << 3;
 
 /// Spawn flag: own network namespace, with a loopback device only (network_namespaces(7)).
 pub const FLAG_PRIVATE_NETWORK: u32 = 1 << 4;
 
 /// Spawn flag: own PID namespace, whose first process is an init of the supervisor's, with a `/proc` of its own
-/// (pid_namespaces(7)). Needs [`FLAG_PRIVATE_TMP`], since `/proc` is mounted.
+/// (pid_namespaces(7)). Needs [`FLAG_PRIVATE_MOUNTS`], since `/proc` is mounted.
 pub const FLAG_PRIVATE_PIDS: u32 = 1 << 5;
 
 /// First four bytes of every record.

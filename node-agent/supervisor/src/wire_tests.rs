@@ -37,7 +37,7 @@ fn requests_round_trip() {
         grace_ms: 3_000,
         nofile: 1_024,
         store_max_bytes: 1 << 40,
-        flags: FLAG_CGROUP | FLAG_HOME | FLAG_PRIVATE_TMP,
+        flags: FLAG_CGROUP | FLAG_HOME | FLAG_PRIVATE_MOUNTS,
     };
     for request in [
         Request::Hello { agent_pid: 77 },

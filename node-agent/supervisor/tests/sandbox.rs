@@ -3,8 +3,10 @@
 
 mod rig;
 
+use std::io::Read;
 use std::net::TcpListener;
 use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 
 use fairlead_supervisor::step::Step;
@@ -88,6 +90,51 @@ for address in ["169.254.169.254", "192.0.2.1", "2001:db8::1"]:
     let (status, output) = agent.run(&attempt, &["python3", "-c", script]);
     let no_way = output.lines().filter(|line| line.starts_with("no way: ")).count();
     assert_eq!((status, no_way), (0, 3), "{output}");
+}
+
+/// What it leaves anywhere else would outlive it, be counted nowhere, and be found by the next run.
+#[test]
+fn a_tool_writes_to_its_home_and_shared_memory_only() {
+    if !ready() {
+        return;
+    }
+    let rig = Rig::start("read-only", &[]);
+    let (mut agent, _) = rig.agent();
+    // Open to everybody, so that nothing but the mount stands in the way.
+    let open = rig::TempDir(format!("/var/tmp/fairlead-test-open-{}", std::process::id()).into());
+    std::fs::create_dir_all(&open.0).expect("make a directory");
+    std::fs::set_permissions(&open.0, std::fs::Permissions::from_mode(0o777)).expect("open it");
+    let fifo = open.0.join("fifo");
+    let status = std::process::Command::new("mkfifo")
+        .args(["-m", "666"])
+        .arg(&fifo)
+        .status();
+    assert!(status.expect("run mkfifo").success());
+    let reader = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open(&fifo)
+        .expect("hold the fifo open");
+    let script = format!(
+        "for dir in /tmp \"$HOME\" /dev/shm {open} /var/tmp /; do \
+           if (echo x > $dir/left) 2> $HOME/why; then echo written; else sed 's/.*: //' $HOME/why; fi; done; \
+         mount -o remount,rw,bind /var/tmp 2> /dev/null || echo refused; \
+         echo seen > {fifo} && echo told",
+        open = open.0.display(),
+        fifo = fifo.display()
+    );
+    let attempt = rig.attempt(1);
+    let (status, output) = agent.run(&attempt, &["sh", "-c", &script]);
+    assert_eq!(status, 0, "{output}");
+    let closed = "Read-only file system\n";
+    assert_eq!(
+        output,
+        format!("written\nwritten\nwritten\n{closed}{closed}{closed}refused\ntold\n")
+    );
+    assert!(!open.0.join("left").exists());
+    let mut said = [0; 5];
+    (&reader).read_exact(&mut said).expect("read the fifo");
+    assert_eq!(&said, b"seen\n");
 }
 
 /// An attempt with a PID namespace of its own.

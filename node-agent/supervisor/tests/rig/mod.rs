@@ -16,7 +16,7 @@ use fairlead_supervisor::client::{Client, SpawnFds};
 use fairlead_supervisor::command::command_memfd;
 use fairlead_supervisor::slot::{self, Intent, Journal, Slot};
 use fairlead_supervisor::wire::{
-    ENV_FD, Event, FLAG_PRIVATE_NETWORK, FLAG_PRIVATE_TMP, Key, RECORD_LEN, Request, Spawn,
+    ENV_FD, Event, FLAG_PRIVATE_MOUNTS, FLAG_PRIVATE_NETWORK, Key, RECORD_LEN, Request, Spawn,
 };
 
 /// How long anything may take on a busy machine before a test fails.
@@ -299,7 +299,7 @@ fn plain(key: Key) -> Spawn {
         grace_ms: 0,
         nofile: 256,
         store_max_bytes: u64::MAX,
-        flags: FLAG_PRIVATE_TMP | FLAG_PRIVATE_NETWORK,
+        flags: FLAG_PRIVATE_MOUNTS | FLAG_PRIVATE_NETWORK,
     }
 }
 
