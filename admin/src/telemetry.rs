@@ -19,6 +19,9 @@ const NEVER: [&str; 3] = [
 /// empty. Bodies of requests and answers of the Kubernetes client are never logged, whatever the filter says. Call
 /// once per process, first.
 ///
+/// From then on a panic ends the process: one that ended its task only would leave what the task was to report unsaid,
+/// and somebody waiting for it for ever. Every program may be killed at any instruction, and starts again.
+///
 /// # Errors
 /// When a filter is malformed, or when a subscriber was installed before.
 pub fn init_telemetry(default_filter: &str) -> Result<()> {
@@ -32,7 +35,17 @@ pub fn init_telemetry(default_filter: &str) -> Result<()> {
         .with_writer(std::io::stderr)
         .with_env_filter(filter)
         .try_init()
-        .map_err(|error| anyhow::anyhow!("install the log subscriber: {error}"))
+        .map_err(|error| anyhow::anyhow!("install the log subscriber: {error}"))?;
+    end_on_panic();
+    Ok(())
+}
+
+fn end_on_panic() {
+    let tell = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |what| {
+        tell(what);
+        std::process::abort();
+    }));
 }
 
 fn filter(text: &str) -> Result<EnvFilter> {
@@ -49,6 +62,7 @@ fn filter(text: &str) -> Result<EnvFilter> {
 mod tests {
     use super::*;
     use std::io::Write;
+    use std::os::unix::process::ExitStatusExt;
     use std::sync::{Arc, Mutex};
 
     #[derive(Clone, Default)]
@@ -63,6 +77,28 @@ mod tests {
         fn flush(&mut self) -> std::io::Result<()> {
             Ok(())
         }
+    }
+
+    /// Runs this test program once more, as one that panics in a thread and then waits for ever.
+    #[test]
+    fn a_panic_of_any_thread_ends_the_process() {
+        const INSIDE: &str = "FAIRLEAD_TEST_PANICS";
+        if std::env::var_os(INSIDE).is_some() {
+            end_on_panic();
+            let _ = std::thread::spawn(|| panic!("on purpose")).join();
+            std::thread::sleep(std::time::Duration::from_secs(3600));
+        }
+        let name = "telemetry::tests::a_panic_of_any_thread_ends_the_process";
+        let ended = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "--nocapture", name])
+            .env(INSIDE, "1")
+            .output()
+            .unwrap();
+        assert_eq!(ended.status.signal(), Some(6), "SIGABRT: {ended:?}");
+        assert!(
+            String::from_utf8_lossy(&ended.stderr).contains("on purpose"),
+            "{ended:?}"
+        );
     }
 
     #[test]

@@ -443,3 +443,61 @@ fn a_late_answer_brings_nothing_back() {
         assert!(stage.core.world.executions.is_empty());
     }
 }
+
+/// The answer to a write of ours may come after the news that the object is gone, and the watch never says that again.
+#[test]
+fn a_tool_that_is_gone_does_not_come_back_with_the_answer_to_a_write() {
+    let mut stage = Stage::new();
+    let name = ObjectKey::new("a", "beside");
+    let tool = stage.core.world.tools[&name].object.clone();
+    let write = Action::WriteTool {
+        tool: tool.clone(),
+        status: Box::default(),
+    };
+    stage
+        .core
+        .absorb(Event::Started(Box::new(write.clone())), time(1_000));
+    stage.core.absorb(Event::ToolGone(name.clone()), time(1_001));
+    let mut written = fairlead_crds::Tool::clone(&tool);
+    written.metadata.resource_version = Some("1000000".into());
+    stage
+        .core
+        .absorb(Event::Tool(Arc::new(written.clone())), time(1_002));
+    assert!(
+        !stage.core.world.tools.contains_key(&name),
+        "it stands in the world again"
+    );
+    // Another one of its name is another one.
+    written.metadata.uid = Some("another".into());
+    stage.core.absorb(Event::Tool(Arc::new(written)), time(1_003));
+    assert!(stage.core.world.tools.contains_key(&name));
+    stage.core.absorb(
+        Event::Ended {
+            action: Box::new(write),
+            result: Err(WriteFailure {
+                kind: WriteFailureKind::Gone,
+                message: "not found".into(),
+            }),
+        },
+        time(1_004),
+    );
+    assert!(stage.core.world.tools.contains_key(&name), "that one is not gone");
+}
+
+#[test]
+fn a_provider_that_a_write_finds_gone_is_gone() {
+    let mut stage = Stage::new();
+    let name = ObjectKey::new("a", "model");
+    let provider = stage.core.world.providers[&name].object.clone();
+    let action = Box::new(Action::WriteProvider {
+        provider,
+        status: Box::default(),
+    });
+    stage.core.absorb(Event::Started(action.clone()), time(1_000));
+    let result = Err(WriteFailure {
+        kind: WriteFailureKind::Gone,
+        message: "not found".into(),
+    });
+    stage.core.absorb(Event::Ended { action, result }, time(1_001));
+    assert!(!stage.core.world.providers.contains_key(&name));
+}

@@ -1,5 +1,5 @@
 //! What our programs share towards a cluster: how a broken watch is taken up again, and whether the cluster has what
-//! their promises rest on, the CRDs of the chart, and its admission policies with bindings that deny. RBAC alone cannot
+//! their promises rest on: the CRDs of the chart, and its admission policies with bindings that deny. RBAC alone cannot
 //! say that an agent writes only what is bound to its node, or that a deposed leader binds nothing; a program without
 //! these rules is not ready.
 
@@ -19,6 +19,7 @@ use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
 };
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::core::Status;
 use kube::{Api, Client, ResourceExt};
 
 const AGAIN_WHEN_MISSING: Duration = Duration::from_secs(2);
@@ -27,6 +28,11 @@ const AGAIN_WHEN_THERE: Duration = Duration::from_secs(60);
 const FIX: &str = "run `helm upgrade` with the chart of this version";
 /// The validation action that refuses a request; `Warn` and `Audit` let it pass.
 const DENY: &str = "Deny";
+
+/// Whether an answer says that a request is larger than the server takes. etcd's own refusal arrives as an internal error.
+pub fn is_too_large(status: &Status) -> bool {
+    status.code == 413 || (status.code == 500 && status.message.contains("too large"))
+}
 
 /// What one program needs to be there, beside every admission policy.
 #[derive(Clone, Debug)]

@@ -6,6 +6,7 @@ use fairlead_crds::reading::Readable;
 use fairlead_crds::{API_VERSION, ToolExecution, ToolExecutionStatus};
 use fairlead_decide::node::{ObjectRef, Report, ReportFailure};
 use fairlead_decide::output::yaml_safe;
+use fairlead_installation::is_too_large;
 use http::HeaderValue;
 use http::header::ACCEPT;
 use kube::api::{Patch, PatchParams};
@@ -100,9 +101,8 @@ fn judge(error: &Error) -> ReportFailure {
     match status.code {
         404 => ReportFailure::NotFound,
         403 => ReportFailure::Forbidden,
-        // etcd's refusal of a large object arrives as an internal error.
-        500 if status.message.contains("too large") => ReportFailure::Refused,
-        400 | 413 | 422 => ReportFailure::Refused,
+        _ if is_too_large(status) => ReportFailure::Refused,
+        400 | 422 => ReportFailure::Refused,
         _ => ReportFailure::Transient,
     }
 }

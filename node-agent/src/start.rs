@@ -13,7 +13,7 @@ use fairlead_supervisor::client::SpawnFds;
 use fairlead_supervisor::command::command_memfd;
 use fairlead_supervisor::slot::{FILE_SLOT, FILE_STDOUT, Intent, Slot};
 use fairlead_supervisor::sys;
-use fairlead_supervisor::wire::{FLAG_PRIVATE_NETWORK, FLAG_PRIVATE_PIDS, FLAG_PRIVATE_MOUNTS, Key, Spawn};
+use fairlead_supervisor::wire::{FLAG_PRIVATE_MOUNTS, FLAG_PRIVATE_NETWORK, FLAG_PRIVATE_PIDS, Key, Spawn};
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};

@@ -14,6 +14,8 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
+/// Longest wait at the end for the answers to writes; a leader that ends is to hand over within two seconds.
+const SETTLE: Duration = Duration::from_secs(1);
 /// Observations taken in before decisions are made, at most.
 const BATCH: usize = 512;
 
@@ -99,6 +101,7 @@ impl Controller {
             self.metrics.waiting(self.world.waiting.len());
         }
         self.executor.stop_all();
+        self.executor.settle(SETTLE).await;
     }
 
     fn take_what_is_there(&mut self, agenda: &mut Agenda) {

@@ -8,15 +8,24 @@ use crate::sources::Observed;
 use fairlead_decide::cluster::{Action, Event, WriteFailure, WriteFailureKind};
 use kube::Client;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::AbortHandle;
+use tokio_util::task::TaskTracker;
 
 /// Writes on their way at once: beyond this the API server only gets slower.
 const WRITES_AT_ONCE: usize = 64;
 /// Bound on one call to the API server.
 const CALL_LIMIT: Duration = Duration::from_secs(15);
+
+/// A model request in progress.
+struct Asking {
+    /// Tells it from an earlier one of the same run.
+    serial: u64,
+    task: AbortHandle,
+}
 
 /// Carries actions out, each in a task of its own.
 #[derive(Clone)]
@@ -27,7 +36,10 @@ pub struct Executor {
     leadership: watch::Receiver<Leadership>,
     pub(crate) out: mpsc::UnboundedSender<Observed>,
     slots: Arc<Semaphore>,
-    asking: Arc<Mutex<HashMap<String, AbortHandle>>>,
+    /// The request in progress of each run. A turn has one request at a time, and a run one such turn.
+    asking: Arc<Mutex<HashMap<String, Asking>>>,
+    serials: Arc<AtomicU64>,
+    writing: TaskTracker,
     clock: Arc<Clock>,
     metrics: Arc<Metrics>,
 }
@@ -50,6 +62,8 @@ impl Executor {
             out,
             slots: Arc::new(Semaphore::new(WRITES_AT_ONCE)),
             asking: Arc::default(),
+            serials: Arc::default(),
+            writing: TaskTracker::new(),
             clock,
             metrics,
         }
@@ -63,28 +77,47 @@ impl Executor {
             Action::Ask { .. } => self.ask(action, term),
             action => {
                 let this = self.clone();
-                tokio::spawn(async move { this.carry_out(action, term).await });
+                self.writing
+                    .spawn(async move { this.carry_out(action, term).await });
             }
         }
     }
 
+    /// Waits until the writes on their way have come to their ends, at most for `limit`.
+    pub async fn settle(&self, limit: Duration) {
+        self.writing.close();
+        if tokio::time::timeout(limit, self.writing.wait()).await.is_err() {
+            let count = self.writing.len();
+            tracing::info!(
+                count,
+                "ending before all writes were answered; the next leader finds what came of them"
+            );
+        }
+    }
+
+    fn asking(&self) -> MutexGuard<'_, HashMap<String, Asking>> {
+        self.asking.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Gives up every model request: this process does not lead any more.
     pub fn stop_all(&self) {
-        let asking = std::mem::take(&mut *self.asking.lock().unwrap_or_else(PoisonError::into_inner));
-        for handle in asking.into_values() {
-            handle.abort();
-        }
+        let all = std::mem::take(&mut *self.asking());
+        all.into_values().for_each(|asking| asking.task.abort());
     }
 
     /// Gives up the model request of a run, if one is in progress.
     pub fn stop_asking(&self, run: &str) {
-        if let Some(handle) = self
-            .asking
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(run)
-        {
-            handle.abort();
+        if let Some(asking) = self.asking().remove(run) {
+            asking.task.abort();
+        }
+    }
+
+    /// Takes a request that has ended off the list, unless another one stands there by now: an abort takes effect only
+    /// where a task waits.
+    fn asked(&self, run: &str, serial: u64) {
+        let mut all = self.asking();
+        if all.get(run).is_some_and(|asking| asking.serial == serial) {
+            all.remove(run);
         }
     }
 
@@ -103,7 +136,8 @@ impl Executor {
         let this = self.clone();
         let key = run.clone();
         // Held until the task is in the list, so that it cannot take itself off before.
-        let mut asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut asking = self.asking();
+        let serial = self.serials.fetch_add(1, Ordering::Relaxed);
         let task = tokio::spawn(async move {
             let sent_at = this.clock.now();
             let timer = tokio::time::Instant::now();
@@ -118,10 +152,7 @@ impl Executor {
                 Err(error) => Err(error),
             };
             this.metrics.asked(result.is_ok(), timer.elapsed());
-            this.asking
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .remove(&run);
+            this.asked(&run, serial);
             let result = Box::new(result);
             let _ = this.out.send(Observed::Event(Event::Answered {
                 run,
@@ -131,8 +162,9 @@ impl Executor {
                 result,
             }));
         });
-        if let Some(old) = asking.insert(key, task.abort_handle()) {
-            old.abort();
+        let task = task.abort_handle();
+        if let Some(old) = asking.insert(key, Asking { serial, task }) {
+            old.task.abort();
         }
     }
 
@@ -159,7 +191,7 @@ impl Executor {
         };
         self.metrics.wrote(name, result.is_ok(), timer.elapsed());
         if let Err(failure) = &result {
-            tracing::info!(action = name, kind = ?failure.kind, error = failure.message, "write did not happen");
+            tracing::info!(action = name, kind = ?failure.kind, error = failure.message, "write was refused, or is not confirmed");
         }
         let _ = self.out.send(Observed::Event(Event::Ended {
             action: Box::new(action),

@@ -2,7 +2,8 @@
 //!
 //! Every write carries the resourceVersion that was read, so of two candidates one loses. Whether a holder is gone is
 //! judged by our own clock since the record last changed, never by comparing clocks of two machines. The term,
-//! `spec.leaseTransitions`, rises at every acquisition, also by the same holder, and fences what a leader writes.
+//! `spec.leaseTransitions`, rises at every acquisition, also by the same holder or of a Lease that was made anew, and
+//! fences what a leader writes.
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
@@ -138,7 +139,7 @@ impl Election {
         if !holder.is_empty() && holder != self.identity && unchanged_since.elapsed() < LEASE_DURATION {
             return Ok(None);
         }
-        let term = term_of(&lease).saturating_add(1);
+        let term = next_term(term_of(&lease), jiff::Timestamp::now());
         lease.spec = Some(self.spec(term));
         self.replace(&lease).await
     }
@@ -149,7 +150,7 @@ impl Election {
                 name: Some(self.name.to_owned()),
                 ..ObjectMeta::default()
             },
-            spec: Some(self.spec(1)),
+            spec: Some(self.spec(next_term(0, jiff::Timestamp::now()))),
         };
         match self.api.create(&PostParams::default(), &lease).await {
             Ok(lease) => Ok(Some(lease)),
@@ -244,10 +245,37 @@ fn still_leads(tell: &watch::Sender<Leadership>) -> bool {
     tell.borrow().term().is_some()
 }
 
+/// A term above `last`, and above what any Lease had that was deleted meanwhile: seconds since the year 2026 began, while
+/// that is more. So a leader that was paused across the deletion passes no fence.
+fn next_term(last: i64, now: jiff::Timestamp) -> i64 {
+    const YEAR_2026: i64 = 1_767_225_600;
+    last.saturating_add(1)
+        .max(now.as_second().saturating_sub(YEAR_2026))
+}
+
 fn term_of(lease: &Lease) -> i64 {
     lease
         .spec
         .as_ref()
         .and_then(|s| s.lease_transitions)
         .map_or(0, i64::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_term_is_above_all_before_also_of_a_lease_that_was_deleted() {
+        let at = |text: &str| text.parse::<jiff::Timestamp>().unwrap();
+        let first = next_term(0, at("2026-12-01T00:00:00Z"));
+        let second = next_term(first, at("2026-12-01T00:00:00Z"));
+        assert!(second > first, "within a second");
+        assert!(next_term(0, at("2026-12-01T00:00:02Z")) > second, "made anew");
+        assert!(
+            next_term(second, at("2020-01-01T00:00:00Z")) > second,
+            "a clock that went back"
+        );
+        assert!(i32::try_from(next_term(0, at("2090-01-01T00:00:00Z"))).is_ok());
+    }
 }

@@ -79,7 +79,7 @@ pub async fn run(config: Config, client: Client, shutdown: Shutdown) -> Result<(
         watched_in,
     ));
     parts.spawn(needs().keep_checking(client, installed));
-    // Leadership is given back last: the loop has stopped before another may begin.
+    // Leadership is given back last: the loop has stopped, and its writes are answered or given up, before another begins.
     let mut deciding = tokio::spawn(controller.run(shutdown.token()));
     let stop_election = tokio_util::sync::CancellationToken::new();
     let mut electing = tokio::spawn(election.run(lead, stop_election.clone()));

@@ -1,6 +1,7 @@
 //! What a refusal of the API server means for the write that it answers.
 
 use fairlead_decide::cluster::{WriteFailure, WriteFailureKind};
+use fairlead_installation::is_too_large;
 
 /// Most bytes that are kept of what the server said to a write.
 const MESSAGE_MAX_BYTES: usize = 2048;
@@ -24,17 +25,15 @@ fn bounded(mut message: String) -> String {
     message
 }
 
-/// What a refusal of the API server means for us. One that is too large arrives as 500.
+/// What a refusal of the API server means for us.
 pub(crate) fn failure(error: kube::Error) -> WriteFailure {
     let kube::Error::Api(status) = &error else {
         return transient(&error);
     };
-    let too_large = status.code == 413 || status.message.contains("request is too large");
     let kind = match status.code {
-        _ if too_large => WriteFailureKind::Invalid,
+        _ if is_too_large(status) => WriteFailureKind::Invalid,
         409 => WriteFailureKind::Conflict,
         404 | 410 => WriteFailureKind::Gone,
-        401 | 403 => WriteFailureKind::Forbidden,
         400 | 422 => WriteFailureKind::Invalid,
         _ => WriteFailureKind::Transient,
     };

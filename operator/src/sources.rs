@@ -11,7 +11,7 @@ use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, watcher};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::sync::Arc;
 use tokio::sync::mpsc;
@@ -41,6 +41,9 @@ pub const SOURCES: &[&str] = &[
     "modelproviders",
     "leases",
 ];
+
+/// Sources of objects because of which calls are made: one that cannot be read any more makes none.
+const GRANTING: &[&str] = &["tools", "modelproviders", "leases"];
 
 /// Watches everything until `out` is closed. Never ends otherwise: a broken watch is taken up again.
 pub async fn watch_all(client: Client, namespace: String, capacity: u32, out: mpsc::Sender<Observed>) {
@@ -136,8 +139,7 @@ async fn watch<K>(
 ) where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
 {
-    let mut known: BTreeMap<ObjectKey, String> = BTreeMap::new();
-    let mut listed: BTreeMap<ObjectKey, String> = BTreeMap::new();
+    let mut inventory = Inventory::default();
     let mut synced = false;
     let mut events = std::pin::pin!(watcher(api, config).backoff(fairlead_installation::watch_backoff()));
     while let Some(event) = events.next().await {
@@ -147,39 +149,29 @@ async fn watch<K>(
                 Vec::new()
             }
             Ok(watcher::Event::Init) => {
-                listed.clear();
+                inventory.begin();
                 Vec::new()
             }
-            Ok(watcher::Event::InitApply(object)) => {
-                let old = known.get(&key_of(object.meta())).cloned();
-                listed.insert(key_of(object.meta()), object.uid().unwrap_or_default());
-                replaced(&kind, &object, old)
-                    .into_iter()
-                    .chain(seen(&kind, object))
-                    .collect()
+            Ok(watcher::Event::InitApply(object) | watcher::Event::Apply(object)) => {
+                let (key, uid) = identity(&object);
+                let replaced = inventory.see(key.clone(), uid);
+                let gone = replaced.map(|uid| Observed::Event((kind.gone)(key, uid)));
+                gone.into_iter().chain(seen(&kind, object)).collect()
             }
             Ok(watcher::Event::InitDone) => {
-                let mut told = missing(&kind, &known, &listed);
-                known = std::mem::take(&mut listed);
+                let gone = inventory.complete().into_iter();
+                let mut told: Vec<_> = gone
+                    .map(|(key, uid)| Observed::Event((kind.gone)(key, uid)))
+                    .collect();
                 if !std::mem::replace(&mut synced, true) {
                     told.push(Observed::Synced(kind.name));
                 }
                 told
             }
-            Ok(watcher::Event::Apply(object)) => {
-                let old = known.insert(key_of(object.meta()), object.uid().unwrap_or_default());
-                replaced(&kind, &object, old)
-                    .into_iter()
-                    .chain(seen(&kind, object))
-                    .collect()
-            }
             Ok(watcher::Event::Delete(object)) => {
-                let key = key_of(object.meta());
-                known.remove(&key);
-                vec![Observed::Event((kind.gone)(
-                    key,
-                    object.uid().unwrap_or_default(),
-                ))]
+                let (key, uid) = identity(&object);
+                inventory.lose(&key);
+                vec![Observed::Event((kind.gone)(key, uid))]
             }
         };
         for observed in told {
@@ -194,38 +186,63 @@ async fn watch<K>(
     }
 }
 
-/// What was known and is not in a new list is gone.
-fn missing<K>(
-    kind: &Kind<K>,
-    known: &BTreeMap<ObjectKey, String>,
-    listed: &BTreeMap<ObjectKey, String>,
-) -> Vec<Observed> {
-    let gone = known.iter().filter(|(key, _)| !listed.contains_key(*key));
-    gone.map(|(key, uid)| Observed::Event((kind.gone)(key.clone(), uid.clone())))
-        .collect()
+fn identity<K: Resource<DynamicType = ()>>(object: &Readable<K>) -> (ObjectKey, String) {
+    (key_of(object.meta()), object.uid().unwrap_or_default())
 }
 
-/// The object that stood under the same name before, gone without our having seen it go.
-fn replaced<K>(kind: &Kind<K>, object: &Readable<K>, old: Option<String>) -> Option<Observed>
-where
-    K: Resource<DynamicType = ()>,
-{
-    let old = old.filter(|uid| Some(uid) != object.meta().uid.as_ref())?;
-    Some(Observed::Event((kind.gone)(key_of(object.meta()), old)))
+/// What the core was told to be there, by name with the UID; and during a list what it has named so far.
+#[derive(Debug, Default)]
+struct Inventory {
+    told: BTreeMap<ObjectKey, String>,
+    listed: Option<BTreeSet<ObjectKey>>,
 }
 
-/// An object that cannot be read is a warning, not a dead watch.
+impl Inventory {
+    /// A list begins; one before may not have come to its end, but what it named was told.
+    fn begin(&mut self) {
+        self.listed = Some(BTreeSet::new());
+    }
+
+    /// An object is there. Gives the UID of another that had its name, and was not seen to go.
+    fn see(&mut self, key: ObjectKey, uid: String) -> Option<String> {
+        if let Some(listed) = &mut self.listed {
+            listed.insert(key.clone());
+        }
+        let old = self.told.insert(key, uid.clone())?;
+        (old != uid).then_some(old)
+    }
+
+    fn lose(&mut self, key: &ObjectKey) {
+        self.told.remove(key);
+    }
+
+    /// The list is complete: what was told and is not in it is gone.
+    fn complete(&mut self) -> Vec<(ObjectKey, String)> {
+        let Some(listed) = self.listed.take() else {
+            return Vec::new();
+        };
+        self.told.extract_if(.., |key, _| !listed.contains(key)).collect()
+    }
+}
+
+/// An object that cannot be read is a warning, not a dead watch. Of what grants something, the earlier state is not left
+/// in force.
 fn seen<K>(kind: &Kind<K>, object: Readable<K>) -> Vec<Observed>
 where
     K: Resource<DynamicType = ()> + Clone,
 {
+    let (key, uid) = identity(&object);
     match object.0 {
         Ok(object) => (kind.seen)(Arc::new(object))
             .map(Observed::Event)
             .into_iter()
             .collect(),
+        Err(unread) if GRANTING.contains(&kind.name) => {
+            tracing::warn!(kind = kind.name, object = %unread, "object cannot be read, treating it as gone");
+            vec![Observed::Event((kind.gone)(key, uid))]
+        }
         Err(unread) => {
-            tracing::warn!(kind = kind.name, object = %unread, "object cannot be read, ignoring it");
+            tracing::warn!(kind = kind.name, object = %unread, "object cannot be read, going on with what was read before");
             Vec::new()
         }
     }
@@ -247,4 +264,39 @@ fn node_of(lease: &Lease) -> Option<NodeLease> {
         // Only a hint for the first look after a start: what counts later is that the record moves.
         looks_recent: jiff::Timestamp::now().duration_since(renewed.0).as_secs().abs() < 20,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(name: &str) -> ObjectKey {
+        ObjectKey::new("a", name)
+    }
+
+    #[test]
+    fn what_a_broken_list_named_is_told_gone_by_the_next_one() {
+        let mut inventory = Inventory::default();
+        inventory.begin();
+        inventory.see(key("x"), "1".into());
+        inventory.begin();
+        inventory.see(key("y"), "2".into());
+        assert_eq!(inventory.complete(), [(key("x"), "1".to_owned())]);
+        inventory.begin();
+        assert_eq!(inventory.complete(), [(key("y"), "2".to_owned())]);
+    }
+
+    #[test]
+    fn another_object_of_the_same_name_is_told_as_one_that_went() {
+        let mut inventory = Inventory::default();
+        inventory.begin();
+        assert_eq!(inventory.see(key("x"), "1".into()), None);
+        assert_eq!(inventory.complete(), []);
+        assert_eq!(inventory.see(key("x"), "1".into()), None);
+        assert_eq!(inventory.see(key("x"), "2".into()), Some("1".to_owned()));
+        inventory.lose(&key("x"));
+        assert_eq!(inventory.see(key("x"), "3".into()), None);
+        inventory.begin();
+        assert_eq!(inventory.complete(), [(key("x"), "3".to_owned())]);
+    }
 }

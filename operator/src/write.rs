@@ -98,6 +98,8 @@ impl Executor {
         let mut turn = AgentTurn::new(name, spec.clone());
         own(&mut turn.metadata, run);
         match self.create(&turn).await {
+            // What has the name is a turn of ours, since nobody else may make any; it is driven only under the digest of
+            // the request it records.
             Ok(turn) => {
                 self.tell_read(turn, Event::Turn);
                 Ok(())

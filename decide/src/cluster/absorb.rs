@@ -27,17 +27,9 @@ impl World {
             Event::Execution(execution) => self.saw_execution(execution, now, &mut dirty),
             Event::ExecutionGone(key) => self.execution_gone(&key, &mut dirty),
             Event::Tool(tool) => self.saw_tool(tool, &mut dirty),
-            Event::ToolGone(key) => {
-                self.tools.remove(&key);
-                // A call that waits for another look at its tool gets its verdict now.
-                if !self.waiting.is_empty() {
-                    dirty.insert(Key::Queue);
-                }
-            }
+            Event::ToolGone(key) => self.tool_gone(&key, &mut dirty),
             Event::Provider(provider) => self.saw_provider(provider, &mut dirty),
-            Event::ProviderGone(key) => {
-                self.providers.remove(&key);
-            }
+            Event::ProviderGone(key) => self.provider_gone(&key),
             Event::Node(lease) => self.saw_node(lease, now, &mut dirty),
             Event::NodeGone { name } => self.node_gone(&name, &mut dirty),
             Event::Started(action) => self.started(&action, &mut dirty),
@@ -202,7 +194,7 @@ impl World {
                     .is_some_and(run_ended);
                 if over && is_settled(&execution) {
                     self.drop_execution(&key);
-                    self.bury(Subject::Execution(key), version(&execution.metadata).unwrap_or(0));
+                    self.bury(Subject::Execution(key), &execution.metadata);
                 } else {
                     self.keep(key, execution);
                 }
@@ -223,7 +215,9 @@ impl World {
     fn saw_tool(&mut self, tool: Arc<Tool>, dirty: &mut BTreeSet<Key>) {
         let key = key_of(&tool.metadata);
         let known = self.tools.get(&key);
-        if known.is_some_and(|old| !newer(&old.object.metadata, &tool.metadata)) {
+        if known.is_some_and(|old| !newer(&old.object.metadata, &tool.metadata))
+            || self.is_buried(&Subject::Tool(key.clone()), &tool.metadata)
+        {
             return;
         }
         let same = known.filter(|old| {
@@ -248,7 +242,9 @@ impl World {
     fn saw_provider(&mut self, provider: Arc<ModelProvider>, dirty: &mut BTreeSet<Key>) {
         let key = key_of(&provider.metadata);
         let known = self.providers.get(&key);
-        if known.is_some_and(|old| !newer(&old.object.metadata, &provider.metadata)) {
+        if known.is_some_and(|old| !newer(&old.object.metadata, &provider.metadata))
+            || self.is_buried(&Subject::Provider(key.clone()), &provider.metadata)
+        {
             return;
         }
         let first = known.is_none();

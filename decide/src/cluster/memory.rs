@@ -1,6 +1,5 @@
 //! What is kept of objects, what is forgotten of those that are gone, and how their late echoes are told.
 
-use super::absorb::version;
 use super::dependents::Named;
 use super::types::{Key, ObjectKey};
 use super::world::{World, has_ended, is_settled, key_of, phase_of};
@@ -40,10 +39,7 @@ impl World {
     pub(super) fn drop_execution(&mut self, key: &ObjectKey) -> Option<Arc<ToolExecution>> {
         let execution = self.executions.remove(key)?;
         self.dependents.remove(&Key::Execution(key.clone()));
-        self.bury(
-            Subject::Execution(key.clone()),
-            version(&execution.metadata).unwrap_or(0),
-        );
+        self.bury(Subject::Execution(key.clone()), &execution.metadata);
         if let Some(run) = &execution.spec.run_ref
             && let Some(keys) = self.executions_of.get_mut(&run.uid)
         {
@@ -55,18 +51,25 @@ impl World {
         Some(execution)
     }
 
-    /// Remembers a subject that is forgotten until the write about it has come to its end.
-    pub(super) fn bury(&mut self, subject: Subject, seen: u64) {
+    /// Remembers an object that is forgotten until the write about it has come to its end: the answer to that write may
+    /// show it once more, and the watch would never say again that it is gone.
+    pub(super) fn bury(&mut self, subject: Subject, metadata: &ObjectMeta) {
         if self.writes.in_flight(&subject) {
-            let known = self.buried.entry(subject).or_default();
-            *known = seen.max(*known);
+            self.buried
+                .entry(subject)
+                .or_default()
+                .extend(metadata.uid.clone());
         }
     }
 
+    /// A UID never comes back, so nothing that is shown of it counts, whatever its version.
     pub(super) fn is_buried(&self, subject: &Subject, metadata: &ObjectMeta) -> bool {
-        self.buried
-            .get(subject)
-            .is_some_and(|seen| version(metadata).is_some_and(|v| v <= *seen))
+        let buried = self.buried.get(subject);
+        match subject {
+            // Both are named by the UID of the run, which has gone with all that belongs to it.
+            Subject::Run(_) | Subject::Turn(_) => buried.is_some(),
+            _ => buried.is_some_and(|uids| metadata.uid.as_ref().is_some_and(|uid| uids.contains(uid))),
+        }
     }
 
     /// A run that has ended needs only those of its executions whose clean-up is not confirmed.
@@ -99,9 +102,9 @@ impl World {
         self.forget_children(uid);
         self.runs.remove(uid);
         self.dependents.remove(&Key::Run(uid.to_owned()));
-        // The UID never comes back.
-        self.bury(Subject::Turn(uid.to_owned()), u64::MAX);
-        self.bury(Subject::Run(uid.to_owned()), u64::MAX);
+        for subject in [Subject::Turn(uid.to_owned()), Subject::Run(uid.to_owned())] {
+            self.bury(subject, &ObjectMeta::default());
+        }
         self.writes.done(&Subject::Turn(uid.to_owned()));
         self.writes.done(&Subject::Run(uid.to_owned()));
         dirty.insert(Key::Queue);
@@ -117,6 +120,26 @@ impl World {
                 }
             }
             dirty.insert(Key::Run(uid));
+        }
+    }
+
+    pub(super) fn tool_gone(&mut self, key: &ObjectKey, dirty: &mut BTreeSet<Key>) {
+        let subject = Subject::Tool(key.clone());
+        self.writes.done(&subject);
+        if let Some(gone) = self.tools.remove(key) {
+            self.bury(subject, &gone.object.metadata);
+        }
+        // A call that waits for another look at its tool gets its verdict now.
+        if !self.waiting.is_empty() {
+            dirty.insert(Key::Queue);
+        }
+    }
+
+    pub(super) fn provider_gone(&mut self, key: &ObjectKey) {
+        let subject = Subject::Provider(key.clone());
+        self.writes.done(&subject);
+        if let Some(gone) = self.providers.remove(key) {
+            self.bury(subject, &gone.object.metadata);
         }
     }
 

@@ -171,6 +171,20 @@ impl World {
                     self.execution_gone(&key, dirty);
                 }
             }
+            Action::WriteTool { tool, .. } => {
+                let key = key_of(&tool.metadata);
+                let known = self.tools.get(&key);
+                if known.is_some_and(|t| t.object.metadata.uid == tool.metadata.uid) {
+                    self.tool_gone(&key, dirty);
+                }
+            }
+            Action::WriteProvider { provider, .. } => {
+                let key = key_of(&provider.metadata);
+                let known = self.providers.get(&key);
+                if known.is_some_and(|p| p.object.metadata.uid == provider.metadata.uid) {
+                    self.provider_gone(&key);
+                }
+            }
             _ => {}
         }
     }

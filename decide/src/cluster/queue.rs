@@ -35,12 +35,11 @@ pub fn decide(world: &World, now: Time) -> Decision {
         while slots.any_free() {
             let Some(key) = line.next(&mut stops) else { break };
             match place(world, &key, &mut slots, term, now) {
-                Some(action) => decision.actions.push(action),
-                // It has the tool in an earlier state than it was offered in; the present one is on its way.
-                None => decision.because.push(Because::Queued {
-                    count: 1,
-                    reason: reason::TOOL_NOT_FOUND,
-                }),
+                Ok(action) => decision.actions.push(action),
+                Err(because) => {
+                    decision.because.push(because);
+                    decision.wake_by(plus_seconds(now, world.settings.dependency_grace_seconds));
+                }
             }
             taken.insert(key);
         }
@@ -255,18 +254,53 @@ impl<'a> Line<'a> {
     }
 }
 
-/// The write that puts a call on a node, or that says why it may not go.
-fn place(world: &World, key: &ObjectKey, slots: &mut Slots<'_>, term: i64, now: Time) -> Option<Action> {
+/// The write that puts a call on a node, or that says why it may not go; or else what it waits for.
+fn place(
+    world: &World,
+    key: &ObjectKey,
+    slots: &mut Slots<'_>,
+    term: i64,
+    now: Time,
+) -> Result<Action, Because> {
+    match verdict_on(world, key) {
+        // The tool is known in an earlier state than it was offered in; the present one is on its way.
+        Some(Err(refusal)) if refusal.is_premature() => Err(Because::Missing {
+            reason: refusal.reason.to_owned(),
+            message: refusal.message,
+        }),
+        Some(verdict) => write_of(world, key, verdict, slots, term, now).ok_or_else(|| unknown(key)),
+        None => Err(unknown(key)),
+    }
+}
+
+/// A call whose run, turn or object is not known: the news of it, or of its end, are on their way.
+fn unknown(key: &ObjectKey) -> Because {
+    Because::Missing {
+        reason: reason::TURN_DELETED.to_owned(),
+        message: format!("What made the call {:?} is not known.", key.name),
+    }
+}
+
+fn verdict_on(world: &World, key: &ObjectKey) -> Option<Result<Authorized, Refusal>> {
     let waiter = world.waiting.get(key)?;
-    let existing = world.executions.get(key);
-    let verdict = match &waiter.call {
-        None => existing.map(|x| authorize(world, own_call(x)))?,
-        Some(_) => of_run(world, waiter)
-            .map(|(view, call)| view.guard(call, view.tools.iter().find(|t| t.name == call.tool)))?,
-    };
-    match (verdict, existing) {
-        (Err(refusal), _) if refusal.is_premature() => None,
-        (Err(refusal), Some(execution)) => Some(refuse(execution, &refusal, now)),
+    if waiter.call.is_none() {
+        return Some(authorize(world, own_call(world.executions.get(key)?)));
+    }
+    let (view, call) = of_run(world, waiter)?;
+    Some(view.guard(call, view.tools.iter().find(|t| t.name == call.tool)))
+}
+
+fn write_of(
+    world: &World,
+    key: &ObjectKey,
+    verdict: Result<Authorized, Refusal>,
+    slots: &mut Slots<'_>,
+    term: i64,
+    now: Time,
+) -> Option<Action> {
+    let waiter = world.waiting.get(key)?;
+    match (verdict, world.executions.get(key)) {
+        (Err(refusal), Some(execution)) => Some(denied(execution, &refusal, now)),
         // A refusal stands on an object, so that no other write can make the call after all.
         (Err(_), None) => {
             let (view, call) = of_run(world, waiter)?;
@@ -286,10 +320,6 @@ fn place(world: &World, key: &ObjectKey, slots: &mut Slots<'_>, term: i64, now: 
             create(world, waiter, key, spec)
         }
     }
-}
-
-fn refuse(execution: &Arc<fairlead_crds::ToolExecution>, refusal: &Refusal, now: Time) -> Action {
-    denied(execution, refusal, now)
 }
 
 fn bind(

@@ -268,11 +268,9 @@ pub enum WriteFailureKind {
     Conflict,
     /// The server will refuse the same write again: it is invalid or too large.
     Invalid,
-    /// Not allowed now: rights, quota or a policy of the term.
-    Forbidden,
     /// The object is gone.
     Gone,
-    /// Anything that may pass.
+    /// Anything that may pass: a missing right, a quota, a server that does not answer. The write may have happened.
     Transient,
 }
 

@@ -182,9 +182,8 @@ pub struct World {
     pub(super) dependents: Dependents,
     pub(super) turn_owner: BTreeMap<ObjectKey, (String, i64, i64)>,
     pub(super) executions_of: BTreeMap<String, BTreeSet<ObjectKey>>,
-    /// What was forgotten while a write about it was on its way, with the last version that was seen: the answer to that
-    /// write may show it again.
-    pub(super) buried: BTreeMap<Subject, u64>,
+    /// UIDs of what was forgotten while a write about it was on its way: the answer to that write may show it again.
+    pub(super) buried: BTreeMap<Subject, BTreeSet<String>>,
 }
 
 impl World {

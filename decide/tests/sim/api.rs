@@ -567,7 +567,7 @@ impl Api {
         let present = self.leader.transitions;
         (binding.term != present).then(|| {
             fail(
-                WriteFailureKind::Forbidden,
+                WriteFailureKind::Transient,
                 format!("the term of the leader is {present}, not {}", binding.term),
             )
         })

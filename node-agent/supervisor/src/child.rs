@@ -289,8 +289,7 @@ fn fork_leader(plan: &Plan<'_>) -> Outcome {
     init::hide_from_the_tool();
     match confined {
         Ok(()) => init::serve(plan.report, leader),
-        // SAFETY: _exit takes a number and runs nothing of ours.
-        Err(_) => unsafe { libc::_exit(127) },
+        Err(_) => init::give_up(plan.report),
     }
 }
 
@@ -369,12 +368,7 @@ fn descriptors(plan: &Plan<'_>) -> Outcome {
         done(libc::c_long::from(unsafe { libc::dup2(fd, standard) }))?;
     }
     // SAFETY: numbers only; the status pipe must live until exec, hence the flag.
-    let result = unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, CLOSE_RANGE_CLOEXEC) };
-    match done(result) {
-        // Kernels before 5.11 know no such flag.
-        Err(libc::ENOSYS | libc::EINVAL) => Ok(()),
-        other => other,
-    }
+    done(unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, CLOSE_RANGE_CLOEXEC) })
 }
 
 /// As the tool's user, so that a directory closed to it is an error here and not a surprise later.

@@ -84,8 +84,8 @@ impl Client {
         channel::send(self.socket.as_fd(), &request.encode(), &[])
     }
 
-    /// Sends a Spawn with its descriptors. The flags that say which are there are set from `fds`; only
-    /// `FLAG_PRIVATE_MOUNTS` is taken from `spawn.flags`.
+    /// Sends a Spawn with its descriptors. The flags that say which are there are set from `fds`; all others
+    /// are taken from `spawn.flags`.
     ///
     /// # Errors
     /// As [`Client::send`]; then nothing was requested.

@@ -57,15 +57,32 @@ pub(crate) fn hide_from_the_tool() {
     unsafe { libc::prctl(libc::PR_SET_NAME, c"fairlead-init".as_ptr()) };
 }
 
+/// Tells the end of the leader.
+fn tell(report: RawFd, dead: &Reaped) {
+    let bytes = encode(dead);
+    // SAFETY: the pointer and length describe `bytes`. A supervisor that is gone cannot be told.
+    unsafe { libc::write(report, bytes.as_ptr().cast(), bytes.len()) };
+}
+
+/// Ends, since its rights could not be given up: the kernel kills the leader with it, and that is what is told.
+pub(crate) fn give_up(report: RawFd) -> ! {
+    let killed = Reaped {
+        pid: 0,
+        status: libc::SIGKILL,
+        user_us: 0,
+        system_us: 0,
+        max_rss_kib: 0,
+    };
+    tell(report, &killed);
+    // SAFETY: _exit takes a number and runs nothing of ours.
+    unsafe { libc::_exit(127) }
+}
+
 /// Waits until nobody is left; reports the end of `leader`.
 pub(crate) fn serve(report: RawFd, leader: i32) -> ! {
     loop {
         match os::wait_any() {
-            Some(dead) if dead.pid == leader => {
-                let bytes = encode(&dead);
-                // SAFETY: the pointer and length describe `bytes`. A supervisor that is gone cannot be told.
-                unsafe { libc::write(report, bytes.as_ptr().cast(), bytes.len()) };
-            }
+            Some(dead) if dead.pid == leader => tell(report, &dead),
             Some(_) => {}
             // SAFETY: _exit takes a number and runs nothing of ours.
             None => unsafe { libc::_exit(0) },

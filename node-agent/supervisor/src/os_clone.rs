@@ -90,6 +90,8 @@ pub(crate) fn clone_plain(wish: CloneWish) -> io::Result<Side> {
 /// A second process of a PID namespace, made by the first. Gives its number there, 0 in itself.
 pub(crate) fn fork_plain() -> io::Result<i32> {
     let none = std::ptr::null_mut::<libc::c_void>();
-    // SAFETY: as for clone3.
-    check(unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, none, none, none, none) } as libc::c_int)
+    let flags = libc::SIGCHLD as libc::c_ulong;
+    // SAFETY: a plain fork of a process of one thread: memory is copied, no pointer is passed, and both sides go on with
+    // system calls only.
+    check(unsafe { libc::syscall(libc::SYS_clone, flags, none, none, none, none) } as libc::c_int)
 }

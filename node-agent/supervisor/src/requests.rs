@@ -214,6 +214,9 @@ impl Supervisor {
                     // The whole state includes everything else there was to tell.
                     entry.tell = if bit == TELL_STATE { 0 } else { entry.tell & !bit };
                 }
+                if bit == TELL_STATE {
+                    self.free_if_over(index);
+                }
             }
         }
     }
@@ -257,7 +260,8 @@ impl Supervisor {
             return;
         };
         debug_assert!(entry.state.phase != EntryPhase::Starting || entry.status.is_some());
-        if !entry.forget || !entry.over() {
+        // One that was promised to an agent is told first: it waits for as many states as it was announced.
+        if !entry.forget || !entry.over() || entry.tell & TELL_STATE != 0 {
             return;
         }
         if entry.state.drained || entry.pump == PumpWish::Add {

@@ -17,7 +17,7 @@ use tokio::time::{Instant, timeout_at};
 pub const MAX_BODY_BYTES: usize = 4 * 1024 * 1024;
 /// Most bytes of an error's body that are read.
 const MAX_ERROR_BODY_BYTES: usize = 64 * 1024;
-/// Longest wait for the usage and the end of a stream after the model has said why it stopped.
+/// Longest wait for the usage and the end of a stream after the model has said why it stopped, and for the body of an error.
 const TRAILER: Duration = Duration::from_secs(5);
 
 /// What the answer is held in.
@@ -351,9 +351,10 @@ impl Body {
         }
     }
 
-    /// As much of an error's body as comes in time.
+    /// As much of an error's body as comes in time: the status is known, and what is to be done about it does not wait.
     async fn read_error(&mut self) -> Vec<u8> {
         let mut text = Vec::new();
+        self.clock.end = self.clock.end.min(Instant::now() + TRAILER);
         while let Ok(Next::Bytes(bytes)) = self.next(false, false).await {
             text.extend_from_slice(&bytes);
             if text.len() >= MAX_ERROR_BODY_BYTES {

@@ -11,7 +11,7 @@ use fairlead_supervisor::client::{Client, SpawnFds};
 use fairlead_supervisor::command::command_memfd;
 use fairlead_supervisor::slot::{FILE_SLOT, FILE_STDOUT, Intent, Slot, attempt_name};
 use fairlead_supervisor::wire::{
-    ENV_EPOCH, ENV_PAYLOAD_GROUP, Event, FLAG_PRIVATE_NETWORK, FLAG_PRIVATE_PIDS, FLAG_PRIVATE_MOUNTS, Key,
+    ENV_EPOCH, ENV_PAYLOAD_GROUP, Event, FLAG_PRIVATE_MOUNTS, FLAG_PRIVATE_NETWORK, FLAG_PRIVATE_PIDS, Key,
     Request, Spawn,
 };
 
