@@ -1,7 +1,7 @@
 //! What the objects of a run say, as lines.
 
 use crate::text::{self, Tone};
-use fairlead_crds::conditions::{find, is_true, kind};
+use fairlead_crds::conditions::{find, is_true, kind, reason};
 use fairlead_crds::values::Time;
 use fairlead_crds::{
     AgentRun, AgentRunStatus, AgentTurn, AgentTurnStatus, ExecutionPhase, RunPhase, ToolCall, ToolExecution,
@@ -46,6 +46,7 @@ pub fn of_run(run: &AgentRun) -> Vec<Fact> {
             spec.model.provider_ref.name
         ),
     )];
+    facts.extend(waits(status));
     for transition in &status.transitions {
         if transition.phase == RunPhase::Finishing {
             let line = format!(
@@ -76,6 +77,17 @@ pub fn of_run(run: &AgentRun) -> Vec<Fact> {
         ));
     }
     facts
+}
+
+/// What a run waits for, other than the model's answer and its calls.
+fn waits(status: &AgentRunStatus) -> Option<Fact> {
+    let told = find(&status.conditions, kind::SUCCEEDED).filter(|c| c.status == "Unknown")?;
+    let usual = [reason::MODEL_ASKED, reason::TOOL_CALLS];
+    let unusual = !usual.contains(&told.reason.as_str()) && status.phase != Some(RunPhase::Finishing);
+    unusual.then(|| {
+        let line = format!("run    waits ({}): {}", told.reason, text::visible(&told.message));
+        fact(format!("waits/{}", told.message), None, Some(Tone::Warning), line)
+    })
 }
 
 /// The last line on a run that has ended, and its colour.
@@ -141,13 +153,11 @@ pub fn of_turn(turn: &AgentTurn) -> Vec<Fact> {
             format!("turn {index} attempt {attempt} given up by a new leader"),
         ),
         _ => {
-            let failure = status
-                .failure
-                .as_ref()
-                .map(|f| format!(" ({}): {}", f.reason, text::visible(&f.message)));
+            // The run ends for the same reason, and says it in full.
+            let reason = status.failure.as_ref().map(|f| format!(" ({})", f.reason));
             (
                 Some(Tone::Bad),
-                format!("turn {index} failed{took}{}", failure.unwrap_or_default()),
+                format!("turn {index} failed{}", reason.unwrap_or_default()),
             )
         }
     };

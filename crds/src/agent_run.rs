@@ -26,6 +26,7 @@ use serde::{Deserialize, Serialize};
     printcolumn(name = "Turns", type_ = "integer", json_path = ".status.turns"),
     printcolumn(name = "Tools", type_ = "integer", json_path = ".status.toolCalls"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    printcolumn(name = "Message", type_ = "string", json_path = ".status.conditions[?(@.type==\"Succeeded\")].message", priority = 1),
     printcolumn(name = "Tokens", type_ = "integer", json_path = ".status.usage.totalTokens", priority = 1),
     printcolumn(name = "Model", type_ = "string", json_path = ".spec.model.name", priority = 1),
     printcolumn(name = "Provider", type_ = "string", json_path = ".spec.model.providerRef.name", priority = 1),
@@ -79,8 +80,8 @@ pub struct AgentRunSpec {
     #[schemars(range(min = 0, max = 600))]
     pub tool_wait_seconds: i64,
 
-    /// Set to Cancelled to end the run: its executions are stopped and verified first. Mutable, one-way; left out of
-    /// manifests.
+    /// Set to Cancelled to end the run: its executions are stopped and verified first. Mutable, one-way; without
+    /// effect on a run that has ended; left out of manifests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub desired_state: Option<DesiredState>,
 

@@ -31,6 +31,7 @@ use serde::{Deserialize, Serialize};
     printcolumn(name = "Node", type_ = "string", json_path = ".spec.binding.nodeName"),
     printcolumn(name = "Exit", type_ = "integer", json_path = ".status.result.exitCode"),
     printcolumn(name = "Millis", type_ = "integer", json_path = ".status.usage.wallMillis"),
+    printcolumn(name = "Message", type_ = "string", json_path = ".status.message", priority = 1),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     validation = Rule::new("self.metadata.name.size() <= 63").message("metadata.name: at most 63 characters; choose a shorter name"),
     validation = Rule::new("!has(oldSelf.status) || !has(oldSelf.status.phase) || !(oldSelf.status.phase in ['Succeeded', 'Failed', 'Cancelled', 'TimedOut', 'Orphaned', 'Denied']) || (has(self.status) && has(self.status.phase) && self.status.phase == oldSelf.status.phase)").message("status.phase: a terminal phase is final"),
@@ -81,7 +82,7 @@ pub struct ToolExecutionSpec {
     #[schemars(length(min = 1, max = 128))]
     pub call_id: Option<String>,
 
-    /// Seconds after which the call is stopped. May only shorten the tool's own timeouts.hardSeconds. 1 to 86,400; the
+    /// Seconds after which the call is stopped. May only shorten the tool's own timeouts.hardSeconds: the smaller of the two holds. 1 to 86,400; the
     /// tool's own by default; immutable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 86_400))]

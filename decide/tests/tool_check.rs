@@ -58,6 +58,10 @@ fn bad_schemas_are_refused_with_field_rule_and_fix() {
     };
     let cases = [
         (json!({}), "write type: object"),
+        (
+            object(json!({"properties": {"false": {}}, "required": [false]})),
+            "write them in quotes",
+        ),
         (json!({"type": "array"}), "write type: object"),
         (json!({"type": ["object"]}), "write type: object"),
         (

@@ -550,3 +550,21 @@ async fn a_finished_run_goes_after_its_time_with_all_that_belongs_to_it() {
     })
     .await;
 }
+
+/// The first thing a reader tries.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_readme_shows_works_as_it_stands() {
+    drop(fleet(1));
+    let ns = namespace("readme").await;
+    let readme = std::fs::read_to_string(xtask::repo::root().join("README.md")).unwrap();
+    let (_, rest) = readme.split_once("```yaml\n").unwrap();
+    let (manifest, _) = rest.split_once("```").unwrap();
+    let objects: Vec<Value> = serde_saphyr::from_multiple(manifest).unwrap();
+    assert_eq!(objects.len(), 3);
+    for object in &objects {
+        made(&ns, object).await;
+    }
+    let status = ended_run(&ns, "how-full", SOON).await.status.unwrap();
+    assert_eq!(status.phase, Some(RunPhase::Succeeded), "{status:?}");
+    assert_eq!((status.turns, status.tool_calls), (2, 1));
+}

@@ -5,6 +5,7 @@ use crate::lease::Leadership;
 use crate::metrics::Metrics;
 use crate::provider::ProviderClient;
 use crate::sources::Observed;
+use fairlead_crds::conditions::{self, kind};
 use fairlead_decide::cluster::{Action, Event, WriteFailure, WriteFailureKind};
 use kube::Client;
 use std::collections::HashMap;
@@ -190,6 +191,9 @@ impl Executor {
             })
         };
         self.metrics.wrote(name, result.is_ok(), timer.elapsed());
+        if result.is_ok() {
+            log_end(&action);
+        }
         if let Err(failure) = &result {
             tracing::info!(action = name, kind = ?failure.kind, error = failure.message, "write was refused, or is not confirmed");
         }
@@ -198,6 +202,27 @@ impl Executor {
             result,
         }));
     }
+}
+
+/// A line for each run that has ended: its object may be deleted before somebody asks.
+fn log_end(action: &Action) {
+    let Action::WriteRun { run, status } = action else {
+        return;
+    };
+    let Some(phase) = status.phase.filter(|phase| phase.is_terminal()) else {
+        return;
+    };
+    let why = conditions::find(&status.conditions, kind::SUCCEEDED);
+    tracing::info!(
+        namespace = run.metadata.namespace,
+        run = run.metadata.name,
+        uid = run.metadata.uid,
+        phase = phase.as_str(),
+        reason = why.map(|c| c.reason.as_str()),
+        turns = status.turns,
+        tool_calls = status.tool_calls,
+        "run ended"
+    );
 }
 
 /// Name of an action in metrics and logs.

@@ -70,7 +70,8 @@ async fn read(
         }
         Err(kube::Error::Api(status)) if status.is_forbidden() => {
             return Err(fault(format!(
-                "{place} may not be read by the operator; grant it: kubectl -n {namespace} create role read-{name} \
+                "{place} may not be read by the operator, which so cannot see whether it is there; create it if it is not, \
+                 and grant it: kubectl -n {namespace} create role read-{name} \
                  --verb=get --resource=secrets --resource-name={name} && kubectl -n {namespace} create rolebinding \
                  read-{name} --role=read-{name} --serviceaccount={grantee}"
             )));

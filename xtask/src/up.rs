@@ -171,6 +171,7 @@ pub fn down() -> Result<()> {
     if dir.exists() {
         let _lock = lock(&dir)?;
         let mut ledger = Ledger::open(&dir)?;
+        let stopped = ledger.names()?;
         let (ours, control_plane): (Vec<String>, Vec<String>) = ledger
             .names()?
             .into_iter()
@@ -185,6 +186,9 @@ pub fn down() -> Result<()> {
         ledger.detach()?;
         groups()?.remove()?;
         fs::remove_dir_all(&dir).with_context(|| format!("remove {}", dir.display()))?;
+        println!("stopped: {}; removed {}", stopped.join(", "), dir.display());
+    } else {
+        println!("nothing to stop: there is no {}", dir.display());
     }
     // Also after somebody removed the state by hand.
     groups()?.remove()

@@ -144,6 +144,22 @@ fn a_refused_call_and_a_failed_execution_say_why() {
 }
 
 #[test]
+fn what_a_run_waits_for_is_said_once_and_the_usual_is_not() {
+    let waiting = |reason: &str, message: &str| {
+        run(json!({"phase": "Pending", "conditions": [{
+            "type": "Succeeded", "status": "Unknown", "reason": reason, "message": message,
+            "lastTransitionTime": "2026-01-01T00:00:01Z"}]}))
+    };
+    let mut story = Story::new(waiting("ToolNotFound", "there is no Tool \"x\""));
+    let line = "run    waits (ToolNotFound): there is no Tool \"x\"";
+    assert!(said(&mut story).iter().any(|said| said.ends_with(line)));
+    story.see_run(waiting("ToolNotFound", "there is no Tool \"x\""));
+    assert!(said(&mut story).is_empty());
+    story.see_run(waiting("ModelAsked", "Turn 1 waits for the answer."));
+    assert!(said(&mut story).is_empty());
+}
+
+#[test]
 fn the_end_names_the_reason_of_a_failure() {
     let status = json!({"phase": "Failed", "turns": 1, "toolCalls": 0, "startTime": "2026-01-01T00:00:00Z",
         "completionTime": "2026-01-01T00:00:02.500Z", "usage": {"totalTokens": 1200},

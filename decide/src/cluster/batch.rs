@@ -59,7 +59,7 @@ impl<'a> Subjects<'a> {
         conditions::set_unknown(
             &mut status.conditions,
             kind::SUCCEEDED,
-            phase.as_str(),
+            reason::TOOL_CALLS,
             &message,
             self.run.metadata.generation,
             self.now,

@@ -41,7 +41,7 @@ pub fn tool(world: &World, key: &ObjectKey, now: Time) -> Decision {
                 faults
                     .first()
                     .map_or(reason::INVALID_SCHEMA, |f| f.reason.as_str()),
-                texts.join(" "),
+                texts.join("; also: "),
             )
         }
     };

@@ -163,8 +163,14 @@ fn not_started(object: &ToolExecution, refused: &Refused) -> Verdict {
     let node = binding.map(|b| b.node_name.as_str()).unwrap_or_default();
     // The steps before the last are about what the node makes for any tool.
     let message = if refused.step == LAST_STEP {
+        let missing = std::io::Error::from_raw_os_error(refused.errno).kind() == std::io::ErrorKind::NotFound;
+        let fix = if missing {
+            "; name a program that is there: tools run in the node agent's image, on its PATH"
+        } else {
+            ""
+        };
         format!(
-            "spec.runner.command.argv[0] of the tool: {program:?} could not be started on node {node}: step {}: {error}",
+            "spec.runner.command.argv[0] of the tool: {program:?} could not be started on node {node}: step {}: {error}{fix}",
             refused.step
         )
     } else {

@@ -105,7 +105,7 @@ impl fmt::Display for ArgumentFault {
 pub fn accept(tool: &ToolSpec) -> Result<AcceptedTool, Vec<ToolFault>> {
     let compiled = schema::compile(&tool.input_schema).map_err(|message| ToolFault {
         reason: ToolFaultReason::InvalidSchema,
-        message: bounded(message, 1024),
+        message: bounded(message + yaml_hint(&tool.input_schema), 1024),
     });
     let templates = template::check(&tool.runner.command, &tool.input_schema).map_err(|error| ToolFault {
         reason: ToolFaultReason::InvalidTemplate,
@@ -121,6 +121,16 @@ pub fn accept(tool: &ToolSpec) -> Result<AcceptedTool, Vec<ToolFault>> {
             }),
         }),
         (compiled, templates) => Err(compiled.err().into_iter().chain(templates.err()).collect()),
+    }
+}
+
+/// What its author may not see: readers of YAML 1.1, kubectl's among them, take some short names for true or false.
+fn yaml_hint(schema: &OpenObject) -> &'static str {
+    let required = schema.get("required").and_then(Value::as_array);
+    if required.is_some_and(|names| names.iter().any(Value::is_boolean)) {
+        ". In YAML the names n, y, no, yes, on and off are read as false or true: write them in quotes, as in \"n\""
+    } else {
+        ""
     }
 }
 

@@ -134,9 +134,10 @@ pub(super) fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<i64> {
 /// A failure of the HTTP client before the head of an answer, told with its causes and without the URL's parts that
 /// could be secret.
 pub(super) fn of_transport(error: reqwest::Error) -> ModelError {
-    let kind = if error.is_connect() {
-        ModelErrorKind::Connect
-    } else if error.is_builder() {
+    if error.is_connect() {
+        return failure(ModelErrorKind::Connect, cause_of_all(&error));
+    }
+    let kind = if error.is_builder() {
         ModelErrorKind::Refused
     } else if error.is_timeout() {
         ModelErrorKind::Timeout
@@ -162,12 +163,20 @@ pub(super) fn at_base_url(error: ModelError, address: &str) -> ModelError {
         ModelErrorKind::Connect => failure(
             ModelErrorKind::Connect,
             format!(
-                "spec.baseUrl {address}: {}; check the address, its name in DNS, and the operator's way to it",
+                "spec.baseUrl {address}: {}; check the address, and the operator's way to it",
                 error.message
             ),
         ),
         _ => error,
     }
+}
+
+/// The innermost cause: of a connection that could not be made, those around it say no more than that.
+fn cause_of_all(error: &dyn std::error::Error) -> String {
+    std::iter::successors(Some(error), |cause| cause.source())
+        .last()
+        .map(ToString::to_string)
+        .unwrap_or_default()
 }
 
 /// An error with its causes, joined by colons.

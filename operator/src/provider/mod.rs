@@ -73,7 +73,7 @@ impl ProviderClient {
             .inspect(|_| tracing::debug!(turn = request.turn, model = request.model, millis, "model answered"))
             .map_err(|failed| {
                 let failed = error::without_key(failed, api_key);
-                tracing::debug!(
+                tracing::info!(
                     turn = request.turn, model = request.model, millis, kind = ?failed.kind, status = failed.status,
                     error = failed.message, "model did not answer"
                 );
