@@ -63,7 +63,8 @@ fn missing(name: &str, status: &ToolExecutionStatus) -> String {
         Some(phase) => {
             let message = status.message.as_deref().unwrap_or("nothing was started");
             format!(
-                "{name} ended {phase} ({reason}) without output: {message}; see: kubectl describe tx {name}"
+                "{name} ended {phase} ({reason}) without output: {}; see: kubectl describe tx {name}",
+                message.trim_end_matches('.')
             )
         }
     }

@@ -148,10 +148,16 @@ pub fn of_turn(turn: &AgentTurn) -> Vec<Fact> {
                 .unwrap_or_default();
             (None, format!("turn {index} makes {calls}{took}{said}"))
         }
-        TurnPhase::Abandoned => (
-            Some(Tone::Warning),
-            format!("turn {index} attempt {attempt} given up by a new leader"),
-        ),
+        TurnPhase::Abandoned => {
+            let reason = status.failure.as_ref().map(|f| format!(" ({})", f.reason));
+            (
+                Some(Tone::Warning),
+                format!(
+                    "turn {index} attempt {attempt} given up{}",
+                    reason.unwrap_or_default()
+                ),
+            )
+        }
         _ => {
             // The run ends for the same reason, and says it in full.
             let reason = status.failure.as_ref().map(|f| format!(" ({})", f.reason));

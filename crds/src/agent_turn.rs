@@ -191,7 +191,7 @@ pub struct AgentTurnStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 256))]
     pub provider_request_id: Option<String>,
-    /// Why the turn failed.
+    /// Why the turn failed, or was given up.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<Failure>,
 }

@@ -33,7 +33,7 @@ open_enum! {
         Completed,
         /// The request ended in an error.
         Failed,
-        /// Given up by a later driver; nothing it may have received counts.
+        /// Given up, because its run ended or another leader took over; nothing it may have received counts.
         Abandoned,
     }
 }

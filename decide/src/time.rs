@@ -23,3 +23,12 @@ pub fn millis_between(from: Time, to: Time) -> i64 {
 pub fn to_the_second(at: Time) -> String {
     at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
+
+/// A message about something missing, with how long it is waited for.
+pub fn until(message: &str, at: Time) -> String {
+    format!(
+        "{} (waited for until {})",
+        message.trim_end_matches('.'),
+        to_the_second(at)
+    )
+}

@@ -40,11 +40,12 @@ pub fn failed(error: &ModelError, tries: u32, begun: Time, sent_at: Time, now: T
     }
 }
 
-/// How a turn ends that a later driver gives up.
-pub fn abandoned(now: Time) -> AgentTurnStatus {
+/// How a turn ends that is given up, and why.
+pub fn abandoned(why: &str, message: &str, now: Time) -> AgentTurnStatus {
     AgentTurnStatus {
         phase: Some(TurnPhase::Abandoned),
         completion_time: Some(now),
+        failure: Some(failure(FailureClass::Automatic, why, message)),
         ..AgentTurnStatus::default()
     }
 }
@@ -195,11 +196,12 @@ fn judge(view: &View<'_>, call: &RawCall, frozen: Option<&FrozenTool>) -> (OpenO
     };
     let Some(frozen) = frozen else {
         let offered: Vec<_> = view.tools.iter().map(|t| t.name.as_str()).collect();
-        let told = format!(
-            "there is no tool {:?}; use one of: {}.",
-            bounded(&call.name, 64),
-            offered.join(", ")
-        );
+        let fix = if offered.is_empty() {
+            "this run offers none, so answer without".to_owned()
+        } else {
+            format!("use one of: {}", offered.join(", "))
+        };
+        let told = format!("there is no tool {:?}; {fix}.", bounded(&call.name, 64));
         return (arguments, refuse(refusal::TOOL_NOT_FOUND, told));
     };
     if frozen.kind == FrozenToolKind::Executions {

@@ -62,6 +62,19 @@ impl<'a> Subjects<'a> {
     }
 }
 
+impl Subjects<'_> {
+    /// What the provider said last, for the end of a run that was still waiting for it.
+    pub(super) fn asked_in_vain(&self) -> String {
+        let failed = self.state.request.as_ref().and_then(|r| r.failed.as_ref());
+        failed.map_or_else(String::new, |last| {
+            format!(
+                " while ModelProvider {:?} was waited for, which said: {}",
+                self.run.spec.model.provider_ref.name, last.message
+            )
+        })
+    }
+}
+
 /// Reason and message about a turn whose answer is awaited. They change with each try that fails, and at no other time.
 fn told(turn: &AgentTurn, failed: Option<(u32, &FailedTry)>) -> (&'static str, String) {
     let provider = &turn.spec.provider_ref.name;

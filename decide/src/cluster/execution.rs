@@ -5,7 +5,7 @@ use super::guard::{Call, Refusal, authorize};
 use super::types::{Action, Because, Decision, ObjectKey};
 use super::world::{Waiter, World, has_ended, key_of};
 use super::writes::Subject;
-use crate::time::{millis_between, plus_millis, plus_seconds};
+use crate::time::{millis_between, plus_millis, plus_seconds, until};
 use fairlead_crds::conditions::{self, kind, reason, refusal};
 use fairlead_crds::values::Time;
 use fairlead_crds::{
@@ -144,9 +144,11 @@ fn refuse(world: &World, execution: &Arc<ToolExecution>, refusal: &Refusal, now:
     if visible_at > now {
         decision.wake_by(visible_at);
     } else if execution.status.as_ref().and_then(|s| s.phase).is_none() {
-        decision
-            .actions
-            .push(queued(execution, waiting_for(refusal), &refusal.message));
+        decision.actions.push(queued(
+            execution,
+            waiting_for(refusal),
+            &until(&refusal.message, grace_ends),
+        ));
     }
     decision
 }

@@ -77,7 +77,7 @@ pub const MODEL_ERRORS: &[(ModelErrorKind, FailureClass, &str, bool)] = &[
 ];
 
 /// First pause before a request is sent again, doubled with each try.
-const FIRST_PAUSE_MILLIS: i64 = 500;
+const FIRST_PAUSE_MILLIS: i64 = 1_000;
 /// The same after a 429 that does not say how long: rates are counted by the minute.
 const FIRST_PAUSE_RATE_LIMITED_MILLIS: i64 = 10_000;
 /// Longest pause of our own choosing.

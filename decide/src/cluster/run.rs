@@ -9,7 +9,7 @@ use super::turn;
 use super::types::{Action, Because, Decision};
 use super::world::{RunState, World, has_ended, phase_of};
 use super::writes::Subject;
-use crate::time::{plus_millis, plus_seconds};
+use crate::time::{plus_millis, plus_seconds, until};
 use crate::tool_check::too_deep;
 use fairlead_crds::conditions::{self, kind, reason};
 use fairlead_crds::values::{Time, too_nested};
@@ -188,7 +188,11 @@ impl<'a> Subjects<'a> {
             return limit(reason::MAX_TOOL_CALLS, &what, "Raise it");
         }
         if self.deadline() <= self.now {
-            let what = format!("spec.limits.deadlineSeconds ({}) passed", limits.deadline_seconds);
+            let what = format!(
+                "spec.limits.deadlineSeconds ({}) passed{}",
+                limits.deadline_seconds,
+                self.asked_in_vain()
+            );
             return limit(reason::DEADLINE, &what, "Raise it");
         }
         None
@@ -353,7 +357,7 @@ impl<'a> Subjects<'a> {
             &mut status.conditions,
             kind::SUCCEEDED,
             missing.reason,
-            &missing.message,
+            &until(&missing.message, turn::grace_ends(self.world, self.run, since)),
             self.run.metadata.generation,
             self.now,
         );

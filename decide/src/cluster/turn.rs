@@ -138,8 +138,11 @@ fn usable(provider: &super::world::ProviderState, name: &str) -> Result<(), Miss
         .map(|c| &c.fault)
     {
         Some(None) => Ok(()),
-        Some(Some((_, message))) => Err(Missing {
-            reason: reason::PROVIDER_NOT_READY,
+        Some(Some((why, message))) => Err(Missing {
+            reason: match why.as_str() {
+                reason::SECRET_NOT_READABLE => reason::SECRET_NOT_READABLE,
+                _ => reason::PROVIDER_NOT_READY,
+            },
             message: format!("ModelProvider {name:?} cannot be called: {message}"),
         }),
         None => Err(Missing {
@@ -217,7 +220,8 @@ pub fn drive(
     }
     let name = turn.metadata.name.clone().unwrap_or_default();
     let Some(request) = state.request.as_ref().filter(|r| r.turn == name) else {
-        return Ok(close(turn, abandoned(now)));
+        let message = "Another leader took over while the answer was awaited; the next attempt asks again.";
+        return Ok(close(turn, abandoned(reason::LEADER_CHANGED, message, now)));
     };
     Ok(match &request.state {
         RequestState::Sent => Decision::because(Because::Asking),
@@ -291,7 +295,9 @@ fn ask(
 /// How a turn ends whose request is not the one it recorded. What changes again and again is no basis for another one.
 fn not_the_recorded(turn: &AgentTurn, now: Time) -> AgentTurnStatus {
     if turn.spec.attempt < ATTEMPTS_MAX {
-        return abandoned(now);
+        let message =
+            "The request could not be derived again as it was recorded; the next attempt records it anew.";
+        return abandoned(reason::REQUEST_CHANGED, message, now);
     }
     let message = format!(
         "The request of turn {} could not be derived again as it was recorded, in {} attempts: executions or turns of \
@@ -318,7 +324,8 @@ pub fn give_up(world: &World, state: &RunState, run: &AgentRun, now: Time) -> Op
             actions: Vec::new(),
         });
     }
-    let mut decision = close(turn, abandoned(now));
+    let message = "The run ended while the answer was awaited.";
+    let mut decision = close(turn, abandoned(reason::RUN_ENDED, message, now));
     if state.request.is_some() {
         let name = turn.metadata.name.clone().unwrap_or_default();
         decision

@@ -92,7 +92,7 @@ fn describe(tool: &Inner, error: &ValidationError<'_>) -> String {
             "leave it out".to_owned()
         }
         Kind::Type { .. } => {
-            "send a value of the type that the schema names, numbers without quotes".to_owned()
+            "send a value of that type: text in quotes, numbers and true or false without quotes".to_owned()
         }
         Kind::Enum { .. } | Kind::Constant { .. } => {
             "send one of the values allowed, letter by letter".to_owned()
