@@ -30,13 +30,13 @@ use serde::{Deserialize, Serialize};
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Ready\")].reason"
     ),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     printcolumn(
         name = "Message",
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Ready\")].message",
         priority = 1
-    ),
-    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+    )
 )]
 #[x_kube(
     validation = Rule::new("self.wireApi != 'ChatCompletions' || has(self.baseUrl)").message("spec.baseUrl: required with wireApi ChatCompletions; add it, for example https://models.example.com/v1"),

@@ -20,8 +20,8 @@ use serde::{Deserialize, Serialize};
     printcolumn(name = "SideEffect", type_ = "string", json_path = ".spec.sideEffect"),
     printcolumn(name = "Accepted", type_ = "string", json_path = ".status.conditions[?(@.type==\"Accepted\")].status"),
     printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type==\"Accepted\")].reason"),
-    printcolumn(name = "Message", type_ = "string", json_path = ".status.conditions[?(@.type==\"Accepted\")].message", priority = 1),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    printcolumn(name = "Message", type_ = "string", json_path = ".status.conditions[?(@.type==\"Accepted\")].message", priority = 1),
     validation = Rule::new("self.metadata.name.size() <= 64").message("metadata.name: at most 64 characters, since it is the name the model calls; choose a shorter name"),
     validation = Rule::new("!self.metadata.name.contains('.')").message("metadata.name: no dots, since model providers refuse them in the name of a tool; use '-' instead"),
 )]

@@ -264,9 +264,13 @@ fn a_run_that_waits_for_its_provider_says_so() {
         panic!("{asked:?}")
     };
     let visible = stage.core.decide(&key, time(stage.now)).wake.unwrap();
-    assert_eq!(visible, time(2_000), "a second after the turn was made");
+    assert_eq!(
+        visible,
+        time(3_000),
+        "two seconds after the turn was made: its time has whole seconds"
+    );
 
-    stage.now = 2_000;
+    stage.now = 3_000;
     assert!(matches!(stage.act(&key)[..], [Action::WriteRun { .. }]));
     let status = stage.run().status.unwrap();
     let told = status.conditions.iter().find(|c| c.type_ == "Succeeded").unwrap();
@@ -299,10 +303,10 @@ fn a_run_that_waits_for_its_provider_says_so() {
     assert_eq!(told.reason, "ProviderRateLimited");
     assert_eq!(
         told.message,
-        "Turn 1 waits for ModelProvider \"model\": try 1 failed, the next is at 2027-01-15T08:10:02Z: HTTP 429: slow down"
+        "Turn 1 waits for ModelProvider \"model\": try 1 failed, the next is at 2027-01-15T08:10:03Z: HTTP 429: slow down"
     );
     assert!(stage.act(&key).is_empty(), "told once");
-    stage.now = 602_000;
+    stage.now = 603_000;
     assert!(
         matches!(stage.act(&key)[..], [Action::Ask { .. }]),
         "and nothing more is said by asking again"

@@ -30,7 +30,11 @@ impl<'a> Subjects<'a> {
         {
             return decision;
         }
-        let visible_at = plus_millis(begun, self.world.settings.visible_after_millis);
+        // The server's creation time has whole seconds only: up to one more has not passed.
+        let visible_at = plus_millis(
+            begun,
+            self.world.settings.visible_after_millis.saturating_add(1_000),
+        );
         if visible_at > self.now {
             decision.wake_by(visible_at);
             return decision;

@@ -166,7 +166,7 @@ async fn one_of_each(namespace: &str) {
 const TABLES: [(&str, &str, &str); 5] = [
     (
         "runs",
-        "NAME PHASE REASON TURNS TOOLS AGE TOKENS MODEL PROVIDER",
+        "NAME PHASE REASON TURNS TOOLS AGE TOKENS MODEL PROVIDER MESSAGE",
         "task Succeeded Answered 2 1 AGE 99 script",
     ),
     (
@@ -176,17 +176,17 @@ const TABLES: [(&str, &str, &str); 5] = [
     ),
     (
         "tx",
-        "NAME PHASE REASON TOOL RUN NODE EXIT MILLIS AGE",
+        "NAME PHASE REASON TOOL RUN NODE EXIT MILLIS AGE MESSAGE",
         "task-1 Succeeded Completed word task n1 0 12 AGE",
     ),
     (
         "tools",
-        "NAME SIDEEFFECT ACCEPTED REASON AGE",
+        "NAME SIDEEFFECT ACCEPTED REASON AGE MESSAGE",
         "word Write True Valid AGE",
     ),
     (
         "llm",
-        "NAME API MODEL READY REASON AGE",
+        "NAME API MODEL READY REASON AGE MESSAGE",
         "script Scripted m True Ready AGE",
     ),
 ];
