@@ -464,6 +464,50 @@ fn clean_up_that_fails_is_said_within_its_bound_and_confirmed_later() {
     toy.oracle();
 }
 
+/// Without a group nobody can look, so it is confirmed only when the supervisor has seen the last process go.
+#[test]
+fn what_nobody_can_look_at_is_confirmed_by_the_supervisor_alone() {
+    let mut toy = Toy::new();
+    toy.world.node.backend = IsolationBackend::ProcessGroup;
+    let script = Script {
+        runs_ms: 1_000_000,
+        unkillable_until: 200_000,
+        obeys_term: false,
+        ..Script::default()
+    };
+    toy.add(execution("u1"), script);
+    toy.run_until(2_000);
+    toy.cancel("u1");
+    toy.run_until(190_000);
+    assert_eq!(toy.status("u1").cleanup, Some(Cleanup::Failed));
+    toy.run_until(300_000);
+    assert_eq!(toy.status("u1").cleanup, Some(Cleanup::Confirmed));
+    toy.oracle();
+}
+
+/// A supervisor that takes no requests delays neither the end's report nor the loop: few tries, within the first's bound.
+#[test]
+fn a_kill_that_cannot_be_sent_is_tried_again_within_the_same_bound() {
+    let mut toy = Toy::new();
+    let script = Script {
+        runs_ms: 1_000_000,
+        obeys_term: false,
+        ..Script::default()
+    };
+    toy.deaf_until = 200_000;
+    toy.add(execution("u1"), script);
+    toy.scripts.get_mut("u1").unwrap().unkillable_until = 200_000;
+    toy.run_until(2_000);
+    toy.cancel("u1");
+    toy.run_until(60_000);
+    let status = toy.status("u1");
+    assert_eq!(
+        (status.phase, status.cleanup),
+        (Some(ExecutionPhase::Cancelled), Some(Cleanup::Failed))
+    );
+    assert!(toy.unsent["u1"] > 1 && toy.unsent["u1"] < 10, "{:?}", toy.unsent);
+}
+
 #[test]
 fn clean_up_is_confirmed_also_by_an_agent_that_was_restarted_meanwhile() {
     let mut toy = Toy::new();

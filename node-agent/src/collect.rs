@@ -253,12 +253,13 @@ fn read_at(file: &File, offset: u64, len: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Empties and removes the group of an attempt. Blocks for about a second at most.
+/// Empties and removes the group of an attempt that was started under the supervisor of that epoch. Blocks for about one
+/// and a half seconds at most.
 ///
 /// # Errors
 /// One sentence with the group and the processes that are left.
-pub(crate) fn clean_up(host: &Host, key: &AttemptKey) -> Result<(), String> {
-    if let Some(group) = host.group(key) {
+pub(crate) fn clean_up(host: &Host, key: &AttemptKey, epoch: u32) -> Result<(), String> {
+    if let Some(group) = host.group_of(key, epoch) {
         match group.kill_until_empty(KILL_BOUND) {
             Ok(true) => group.remove(REMOVE_BOUND).map_err(|error| error.to_string())?,
             Ok(false) => return Err(left_over(&group)),
@@ -268,12 +269,12 @@ pub(crate) fn clean_up(host: &Host, key: &AttemptKey) -> Result<(), String> {
     forget(host, key)
 }
 
-/// Removes everything of an attempt. Blocks for about a second at most.
+/// Removes everything of an attempt. Blocks as [`clean_up`], and for as long as removing its directory takes.
 ///
 /// # Errors
 /// One sentence with what is left.
-pub(crate) fn discard(host: &Host, key: &AttemptKey) -> Result<(), String> {
-    clean_up(host, key)?;
+pub(crate) fn discard(host: &Host, key: &AttemptKey, epoch: u32) -> Result<(), String> {
+    clean_up(host, key, epoch)?;
     host.spool
         .remove_attempt(key)
         .map_err(|error| format!("remove {}: {error}", host.spool.attempt(key).display()))

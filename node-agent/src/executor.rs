@@ -77,16 +77,16 @@ impl Executor {
                 }
             }),
             Action::Report(report) => self.report(*report),
-            Action::CleanUp { key } => self.blocking(move |host| {
-                let result = collect::clean_up(host, &key);
+            Action::CleanUp { key, epoch } => self.blocking(move |host| {
+                let result = collect::clean_up(host, &key, epoch);
                 Event::CleanUpEnded {
                     at: warn("clean up", &key, &result),
                     key,
                     result,
                 }
             }),
-            Action::Discard { key } => self.blocking(move |host| {
-                let result = collect::discard(host, &key);
+            Action::Discard { key, epoch } => self.blocking(move |host| {
+                let result = collect::discard(host, &key, epoch);
                 Event::DiscardEnded {
                     at: warn("discard", &key, &result),
                     key,
@@ -148,7 +148,7 @@ impl Executor {
             Some(Err(error)) => {
                 tracing::error!(execution = %key, error, "tell the supervisor");
                 if kill {
-                    self.send(Event::KillUnsent { key });
+                    self.send(Event::KillUnsent { key, at: ids::now() });
                 }
             }
             None => self.send(Event::Process {

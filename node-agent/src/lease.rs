@@ -46,6 +46,14 @@ pub(crate) async fn keep(
     let acquired = jiff::Timestamp::now();
     let mut last = None;
     loop {
+        if let Some(silence) = host.link.silence() {
+            // Nothing can be started or killed here: as good as gone, until it speaks again.
+            let message = format!("the supervisor has said nothing for {} s", silence.as_secs());
+            tracing::error!(message, "the node's Lease is not renewed");
+            ready.set_not_ready(message);
+            tokio::time::sleep(RETRY).await;
+            continue;
+        }
         let sent = Instant::now();
         let ending = shutdown.begun();
         let plan_version = if ending { NO_PLAN } else { PLAN_VERSION };

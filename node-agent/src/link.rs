@@ -11,7 +11,8 @@ use fairlead_supervisor::wire::{
 use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// How long the supervisor may take to answer the first message.
 const HELLO_BOUND: Duration = Duration::from_secs(10);
@@ -20,6 +21,8 @@ const SEND_TRIES: u32 = 1_000;
 const SEND_PAUSE: Duration = Duration::from_millis(1);
 /// How long the reading thread waits at most before it asks again.
 const READ_BOUND: Duration = Duration::from_secs(60);
+/// Longest silence of a supervisor that is well; ten of its heartbeats.
+const SILENCE_BOUND: Duration = Duration::from_secs(10);
 
 /// A connection on which Hello was answered.
 #[derive(Debug)]
@@ -31,6 +34,8 @@ pub(crate) struct Link {
     pub(crate) backend: Backend,
     /// Group below which each attempt has its own; `None` with process groups.
     pub(crate) payload: Option<PathBuf>,
+    /// When it was last heard.
+    heard: Mutex<Instant>,
 }
 
 /// What the supervisor said about one attempt.
@@ -74,6 +79,7 @@ impl Link {
                 epoch,
                 backend,
                 payload,
+                heard: Mutex::new(Instant::now()),
             },
             entries,
         ))
@@ -84,7 +90,10 @@ impl Link {
     pub(crate) fn read_all(&self, take: impl Fn(Option<Said>) -> bool) {
         loop {
             let said = match self.client.recv_timeout(READ_BOUND) {
-                Ok(Some(event)) => translate(&event),
+                Ok(Some(event)) => {
+                    *self.heard.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+                    translate(&event)
+                }
                 Ok(None) => {
                     take(None);
                     return;
@@ -102,6 +111,12 @@ impl Link {
                 return;
             }
         }
+    }
+
+    /// How long the supervisor has said nothing, where that is longer than it may be: it says something every second.
+    pub(crate) fn silence(&self) -> Option<Duration> {
+        let heard = *self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(heard.elapsed()).filter(|silence| *silence > SILENCE_BOUND)
     }
 
     /// Sends a request. Waits up to a second for room in the supervisor's queue.

@@ -33,23 +33,26 @@ type Result<T> = std::result::Result<T, StartFailure>;
 
 /// Makes everything and asks for the process. What was made is removed again when something fails. Blocks.
 pub(crate) fn start(host: &Host, start: &Start) -> Result<()> {
-    let result = prepare_and_ask(host, start);
-    if result.is_err() {
-        undo(host, start);
-    }
-    result
+    prepare_and_ask(host, start).map_err(|failure| StartFailure {
+        leaves: !undo(host, start),
+        ..failure
+    })
 }
 
-fn undo(host: &Host, start: &Start) {
+/// Whether nothing of the start is left.
+fn undo(host: &Host, start: &Start) -> bool {
     let key = &start.key;
+    let mut clean = true;
     if let Some(group) = host.group(key)
         && let Err(error) = group.remove(REMOVE_BOUND)
     {
         tracing::warn!(execution = %key, %error, "a failed start leaves its group");
+        clean = false;
     }
     if let Err(error) = host.spool.remove_attempt(key) {
         tracing::warn!(execution = %key, %error, "a failed start leaves its directory");
     }
+    clean
 }
 
 fn prepare_and_ask(host: &Host, start: &Start) -> Result<()> {
@@ -63,6 +66,7 @@ fn prepare_and_ask(host: &Host, start: &Start) -> Result<()> {
         reason: reason::START_FAILED,
         message: format!("fill the arguments into the command: {error}"),
         class: ErrorClass::InvalidArgument,
+        leaves: false,
     })?;
     let limits = limits(&binding.plan.resources, &host.node.missing_controllers)?;
     // A start that a dead agent did not finish may have left its directory: nothing of it ever ran.
@@ -273,6 +277,7 @@ fn limits(resources: &PlanResources, missing: &[String]) -> Result<Limits> {
                  take the limit out of the tool's resources, or use a node with it"
             ),
             class: ErrorClass::Local,
+            leaves: false,
         });
     }
     let set = |controller, value: i64| u64::try_from(value).ok().filter(|_| !absent(controller));
@@ -288,6 +293,7 @@ fn failed(act: &str, error: impl std::fmt::Display) -> StartFailure {
         reason: reason::START_FAILED,
         message: format!("{act}: {error}"),
         class: ErrorClass::Local,
+        leaves: false,
     }
 }
 

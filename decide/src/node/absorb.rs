@@ -1,6 +1,6 @@
 //! How an event corrects the world.
 
-use super::facts::{CLEAN_PAUSE_MS, MEASURE_PAUSE_MS, READ_PAUSE_MS};
+use super::facts::{CLEAN_PAUSE_MS, MEASURE_PAUSE_MS, READ_PAUSE_MS, UNSENT_PAUSE_MS};
 use super::types::*;
 use super::world::*;
 use fairlead_crds::ToolExecution;
@@ -39,7 +39,9 @@ impl World {
             }
             Event::ReadBack { uid, at, result } => self.read_back(&uid, at, result, &mut dirty),
             Event::Process { key, fact } => self.with(key, &mut dirty, |attempt| attempt.process.learn(fact)),
-            Event::KillUnsent { key } => self.with(key, &mut dirty, |attempt| attempt.process.kill_at = None),
+            Event::KillUnsent { key, at } => self.with(key, &mut dirty, |attempt| {
+                attempt.process.kill_again_at = Some(at.boot_ms + UNSENT_PAUSE_MS);
+            }),
             Event::StartEnded { key, at, result } => {
                 self.with(key, &mut dirty, |attempt| attempt.start_ended(at, result));
             }
@@ -141,10 +143,10 @@ impl World {
                     attempt.written = Some(Box::new(report.status.clone()));
                 }
             }),
-            Action::CleanUp { key } => {
+            Action::CleanUp { key, .. } => {
                 self.with(key.clone(), dirty, |attempt| attempt.doing = Some(Doing::CleanUp));
             }
-            Action::Discard { key } => {
+            Action::Discard { key, .. } => {
                 self.with(key.clone(), dirty, |attempt| attempt.doing = Some(Doing::Discard));
             }
             Action::Read { uid, .. } => {

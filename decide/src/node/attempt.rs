@@ -1,10 +1,11 @@
 //! What to do next about one key.
 
+use super::facts::CLEAN_PAUSE_MS;
 use super::status;
 use super::types::*;
 use super::verdict;
 use super::world::*;
-use fairlead_crds::{ExecutionPhase, ToolExecution};
+use fairlead_crds::{ExecutionPhase, IsolationBackend, ToolExecution};
 use std::sync::Arc;
 
 /// An execution that runs this long is said to be `Running`; a shorter one costs no such write.
@@ -137,6 +138,12 @@ impl View<'_> {
             return;
         }
         if let Some(at) = process.kill_at {
+            if let Some(again) = process.kill_again_at {
+                if self.now.boot_ms >= again {
+                    return self.kill(decision);
+                }
+                decision.wait(Because::Emptying, again);
+            }
             return decision.wait(Because::Emptying, at + KILL_BOUND_MS);
         }
         match &self.attempt.presence {
@@ -224,7 +231,7 @@ impl View<'_> {
     // --- The object is gone, or its end is stored -------------------------------------------------------------------
 
     fn gone(&self, decision: &mut Decision) {
-        if self.may_run() {
+        if self.may_run() || self.cannot_look(decision) {
             return;
         }
         if self.now.boot_ms < self.attempt.clean_at {
@@ -232,7 +239,19 @@ impl View<'_> {
         }
         decision.actions.push(Action::Discard {
             key: self.key.clone(),
+            epoch: self.attempt.epoch,
         });
+    }
+
+    /// Without a group only the supervisor knows whether processes are left. It goes on killing them, and tells when
+    /// nobody is left; until then nothing of the attempt is confirmed or given to another.
+    fn cannot_look(&self, decision: &mut Decision) -> bool {
+        let grouped = self.world.node.backend == IsolationBackend::CgroupV2;
+        let unknown = !grouped && self.attempt.process.alive();
+        if unknown {
+            decision.wait(Because::Emptying, self.now.boot_ms + CLEAN_PAUSE_MS);
+        }
+        unknown
     }
 
     fn ended(&self, object: &ObjectRef, decision: &mut Decision) {
@@ -241,11 +260,15 @@ impl View<'_> {
             return;
         }
         if !attempt.is_clean() {
+            if self.cannot_look(decision) {
+                return;
+            }
             if self.now.boot_ms < attempt.clean_at {
                 return decision.wait(Because::Backoff("CleanUp"), attempt.clean_at);
             }
             return decision.actions.push(Action::CleanUp {
                 key: self.key.clone(),
+                epoch: attempt.epoch,
             });
         }
         match &attempt.written {

@@ -12,6 +12,8 @@ const BACKOFF_MAX_MS: u64 = 30_000;
 const REFUSED_PAUSE_MS: u64 = 60_000;
 /// Pause between two tries to clean up.
 pub(super) const CLEAN_PAUSE_MS: u64 = 15_000;
+/// Pause before a kill is asked for again that could not be sent: sending has waited for the supervisor already.
+pub(super) const UNSENT_PAUSE_MS: u64 = 5_000;
 /// Pause between two tries to read an object back.
 pub(super) const READ_PAUSE_MS: u64 = 2_000;
 /// Pause between two looks at the output of a leader's descendants.
@@ -65,8 +67,9 @@ impl Attempt {
                 self.process.requested.get_or_insert(at);
             }
             Err(failure) => {
+                // What the failed start could not take back is cleaned up like what an execution leaves.
+                self.clean = !failure.leaves;
                 self.process.start_failed = Some(failure);
-                self.clean = true;
             }
         }
     }
@@ -192,6 +195,7 @@ impl Process {
 
     pub(super) fn kill_begun(&mut self, at: Moment) {
         self.kill_at.get_or_insert(at.boot_ms);
+        self.kill_again_at = None;
         let by_itself = self.exited.is_some_and(|exit| exit.cause == Cause::None);
         self.leftovers = by_itself && self.term_at.is_none() && self.deadline_reached.is_none();
     }

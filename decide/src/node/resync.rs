@@ -160,6 +160,7 @@ impl World {
                 reason: reason::SUPERVISION_LOST,
                 message: "the node's supervisor ended before it started the command".to_owned(),
                 class: ErrorClass::Local,
+                leaves: false,
             });
         } else {
             process.lost = true;

@@ -200,8 +200,14 @@ fn clean_up(status: &mut ToolExecutionStatus, attempt: &Attempt, looked: bool, n
     let failed = attempt
         .collected
         .as_ref()
-        .and_then(|collected| collected.clean_up.as_ref().err());
-    match failed {
+        .and_then(|collected| collected.clean_up.as_ref().err().map(String::as_str));
+    let left = attempt
+        .process
+        .start_failed
+        .as_ref()
+        .filter(|failure| failure.leaves);
+    let left = left.map(|_| "what a failed start had made could not all be removed");
+    match failed.or(left) {
         None if looked => {
             status.cleanup = Some(Cleanup::Confirmed);
             confirm(status, now);

@@ -197,6 +197,8 @@ pub struct StartFailure {
     pub message: String,
     /// Whose fault it is.
     pub class: ErrorClass,
+    /// Whether something of the attempt is left on the node.
+    pub leaves: bool,
 }
 
 /// What was read when an attempt had ended.
@@ -331,6 +333,8 @@ pub enum Action {
     CleanUp {
         /// Which attempt.
         key: AttemptKey,
+        /// Epoch of the supervisor under which it was started, and so of its group.
+        epoch: u32,
     },
     /// Read the object back.
     Read {
@@ -343,6 +347,8 @@ pub enum Action {
     Discard {
         /// Which attempt.
         key: AttemptKey,
+        /// As in `CleanUp`.
+        epoch: u32,
     },
     /// Remove a run's directory, after which its user number is free.
     RemoveRun {
@@ -405,6 +411,8 @@ pub enum Event {
     KillUnsent {
         /// Of which attempt.
         key: AttemptKey,
+        /// When.
+        at: Moment,
     },
     /// Answer to `Start`: the process is asked for.
     StartEnded {

@@ -88,7 +88,9 @@ fn as_it_ended(object: &ToolExecution, attempt: &Attempt) -> Verdict {
         verdict.class = Some(failure.class);
         return verdict;
     }
-    if let Some(refused) = &process.refused {
+    // What was seen to run was not refused, whatever else is recorded.
+    let ran = process.spawned.is_some() || process.exited.is_some();
+    if let Some(refused) = process.refused.as_ref().filter(|_| !ran) {
         return not_started(object, refused);
     }
     if was_timed_out(process) {

@@ -92,6 +92,9 @@ pub struct Process {
     pub term_at: Option<u64>,
     /// When the kill was asked for.
     pub kill_at: Option<u64>,
+    /// When it is asked for again, since the request did not reach the supervisor. How long the kill may take counts
+    /// from the first one all the same.
+    pub kill_again_at: Option<u64>,
     /// We asked for the kill, for descendants of a leader that had ended.
     pub leftovers: bool,
     /// It was told to end only because the node's agent is to end.

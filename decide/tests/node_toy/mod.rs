@@ -106,6 +106,10 @@ pub struct Toy {
     /// Status writes that will fail, first to last.
     pub write_failures: VecDeque<ReportFailure>,
     pub reads: u32,
+    /// Until when the supervisor takes no request to kill.
+    pub deaf_until: u64,
+    /// Requests to kill that it did not take, by execution.
+    pub unsent: BTreeMap<String, u32>,
     pub epoch: u32,
     /// Steps after which the agent is killed, and whether the action in hand is still carried out.
     pub crash_at: Option<(u32, bool)>,
@@ -162,6 +166,8 @@ impl Toy {
             writes: BTreeMap::new(),
             write_failures: VecDeque::new(),
             reads: 0,
+            deaf_until: 0,
+            unsent: BTreeMap::new(),
             epoch: 1,
             crash_at: None,
             steps: 0,
@@ -465,6 +471,10 @@ impl Toy {
                     entry.termed.get_or_insert(self.now);
                 }
             }
+            Action::Kill { key } if self.deaf_until > self.now => {
+                *self.unsent.entry(key.uid.clone()).or_default() += 1;
+                self.queue.push_back(Event::KillUnsent { key, at: at_now });
+            }
             Action::Kill { key } => {
                 if let Some(entry) = self.entries.get_mut(&key) {
                     entry.killed.get_or_insert((self.now, Cause::Requested));
@@ -509,7 +519,7 @@ impl Toy {
                 });
             }
             Action::Report(report) => self.report(*report),
-            Action::CleanUp { key } => {
+            Action::CleanUp { key, .. } => {
                 let result = self.remove_group(&key, false);
                 self.queue.push_back(Event::CleanUpEnded {
                     key,
@@ -526,7 +536,7 @@ impl Toy {
                     result,
                 });
             }
-            Action::Discard { key } => {
+            Action::Discard { key, .. } => {
                 let result = self.remove_group(&key, false);
                 if result.is_ok() {
                     self.slots.remove(&key);
@@ -570,6 +580,7 @@ impl Toy {
                 reason: fairlead_crds::conditions::reason::SPOOL_FULL,
                 message: "no room".into(),
                 class: ErrorClass::Local,
+                leaves: false,
             };
             return self.queue.push_back(Event::StartEnded {
                 key,
@@ -692,6 +703,11 @@ impl Toy {
             "removed while populated: {key}"
         );
         if left {
+            let grouped = self.world.node.backend == IsolationBackend::CgroupV2;
+            assert!(
+                grouped || populated,
+                "{key} is cleaned up, and nobody can look whether anything is left"
+            );
             return Err("pid 7 is left".into());
         }
         if let Some(slot) = self.slots.get_mut(key) {

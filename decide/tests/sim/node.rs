@@ -647,7 +647,7 @@ impl Sim {
                     },
                 );
             }
-            Action::CleanUp { key } => {
+            Action::CleanUp { key, .. } => {
                 let result = self.remove_group(i, &key);
                 self.tell_node(
                     i,
@@ -683,7 +683,7 @@ impl Sim {
                     },
                 );
             }
-            Action::Discard { key } => {
+            Action::Discard { key, .. } => {
                 let result = self.remove_group(i, &key);
                 if result.is_ok() {
                     self.nodes[i].slots.remove(&key);
@@ -722,6 +722,7 @@ impl Sim {
                 reason: fairlead_crds::conditions::reason::SPOOL_FULL,
                 message: "no room".into(),
                 class: ErrorClass::Local,
+                leaves: false,
             };
             return self.tell_node(
                 i,

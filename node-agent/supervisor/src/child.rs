@@ -285,11 +285,12 @@ fn fork_leader(plan: &Plan<'_>) -> Outcome {
     let confined = bounding_set(plan)
         .and_then(|()| identity(plan))
         .and_then(|()| capabilities(plan))
-        .and_then(|()| no_new_privs(plan));
+        .and_then(|()| no_new_privs(plan))
+        .and_then(|()| init::die_with_the_supervisor(plan.report));
     init::hide_from_the_tool();
     match confined {
         Ok(()) => init::serve(plan.report, leader),
-        Err(_) => init::give_up(plan.report),
+        Err(_) => init::give_up(plan.report, leader),
     }
 }
 

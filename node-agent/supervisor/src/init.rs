@@ -64,18 +64,36 @@ fn tell(report: RawFd, dead: &Reaped) {
     unsafe { libc::write(report, bytes.as_ptr().cast(), bytes.len()) };
 }
 
-/// Ends, since its rights could not be given up: the kernel kills the leader with it, and that is what is told.
-pub(crate) fn give_up(report: RawFd) -> ! {
-    let killed = Reaped {
-        pid: 0,
-        status: libc::SIGKILL,
-        user_us: 0,
-        system_us: 0,
-        max_rss_kib: 0,
+/// Kills everybody, since its rights could not be given up, and tells how the leader ended once it has.
+pub(crate) fn give_up(report: RawFd, leader: i32) -> ! {
+    // SAFETY: numbers only. In a PID namespace -1 is everybody in it but the caller (kill(2)).
+    unsafe { libc::kill(-1, libc::SIGKILL) };
+    serve(report, leader)
+}
+
+/// Has itself killed, and so everybody, when the supervisor dies: where that is not the first process of a PID namespace
+/// itself, nobody else would end what runs (PR_SET_PDEATHSIG(2const)). A change of user or capabilities takes it back, so
+/// it comes after them.
+///
+/// # Errors
+/// ESRCH when the supervisor is dead already: nobody holds the other end of the report's pipe.
+pub(crate) fn die_with_the_supervisor(report: RawFd) -> Result<(), i32> {
+    // SAFETY: numbers only.
+    if unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) } < 0 {
+        return Err(os::errno(&std::io::Error::last_os_error()));
+    }
+    let mut pipe = libc::pollfd {
+        fd: report,
+        events: 0,
+        revents: 0,
     };
-    tell(report, &killed);
-    // SAFETY: _exit takes a number and runs nothing of ours.
-    unsafe { libc::_exit(127) }
+    // SAFETY: one valid pollfd that outlives the call, which does not wait.
+    unsafe { libc::poll(&raw mut pipe, 1, 0) };
+    if pipe.revents & libc::POLLERR == 0 {
+        Ok(())
+    } else {
+        Err(libc::ESRCH)
+    }
 }
 
 /// Waits until nobody is left; reports the end of `leader`.

@@ -5,7 +5,7 @@ use std::fmt::Arguments;
 use std::io::Write;
 use std::os::fd::AsFd;
 
-use crate::os_poll;
+use crate::{os, os_poll};
 
 /// Longest line in bytes; the rest of a longer one is cut.
 const LINE_MAX: usize = 1_024;
@@ -28,11 +28,10 @@ fn line(level: &str, message: Arguments<'_>) {
     let _ = write!(rest, "level={level} component=supervisor pid={pid} msg={message}");
     let len = LINE_MAX - 1 - rest.len();
     buffer[len] = b'\n';
-    // Nobody who reads slowly may keep us from killing in time: a line for which there is no room is dropped. A pipe
-    // that is writable takes one of this length whole.
-    let mut stderr = std::io::stderr();
+    // Nobody who reads slowly may keep us from killing in time: a line for which there is no room is dropped. A closed
+    // standard error is no reason to stop.
+    let stderr = std::io::stderr();
     if os_poll::writable_now(stderr.as_fd()) {
-        // A closed standard error is no reason to stop.
-        let _ = stderr.write_all(&buffer[..=len]);
+        let _ = os::write_now(stderr.as_fd(), &buffer[..=len]);
     }
 }

@@ -28,6 +28,25 @@ pub(crate) struct Reaped {
     pub(crate) max_rss_kib: u64,
 }
 
+/// Writes without waiting, also where somebody else takes the room of a pipe in between; on files and kernels that know
+/// no such write, in the ordinary way (pwritev2(2), RWF_NOWAIT).
+pub(crate) fn write_now(fd: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
+    let part = libc::iovec {
+        iov_base: bytes.as_ptr().cast_mut().cast(),
+        iov_len: bytes.len(),
+    };
+    // SAFETY: one part that describes the borrowed `bytes`, which are only read; -1 is the file's own position.
+    let written = unsafe { libc::pwritev2(fd.as_raw_fd(), &raw const part, 1, -1, libc::RWF_NOWAIT) };
+    if written >= 0 {
+        return Ok(written.cast_unsigned());
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL) => write(fd, bytes),
+        _ => Err(error),
+    }
+}
+
 /// Reaps one dead child, ours or an orphan, or says that there is none.
 pub(crate) fn reap() -> Option<Reaped> {
     wait4(libc::WNOHANG).filter(|dead| dead.pid > 0)

@@ -167,6 +167,26 @@ fn a_tool_sees_its_own_processes_only_and_cannot_touch_the_first() {
     assert!(!attempt.group().populated().expect("populated"));
 }
 
+/// Where the supervisor is not the first process of a PID namespace, the kernel ends nobody with it by itself.
+#[test]
+fn the_supervisors_death_ends_what_runs() {
+    if !ready() {
+        return;
+    }
+    for backend in ["auto", "process-group"] {
+        let rig = Rig::start(&format!("orphans-{backend}"), &["--backend", backend]);
+        let (mut agent, _) = rig.agent();
+        let attempt = apart(&rig, 1);
+        let script = "setsid sh -c 'trap \"\" TERM; sleep 1000' & sleep 1000";
+        agent.spawn(&attempt, &["sh", "-c", script]);
+        let first = agent.spawned(&attempt);
+        wait("the tool's processes", || members(first).len() >= 4);
+        let inside = members(first);
+        kill(rig.supervisor.id().cast_signed(), libc::SIGKILL);
+        wait("the end of everybody", || inside.iter().all(|pid| !lives(*pid)));
+    }
+}
+
 #[test]
 fn the_leaders_end_is_told_at_once_and_the_rest_goes_with_the_kill() {
     if !ready() {
