@@ -1,7 +1,7 @@
 //! The node agent as a child: started, watched, started again.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
@@ -52,7 +52,7 @@ impl Running {
         self.hello && !self.killed
     }
 
-    /// Kills it, once, with all it started for itself.
+    /// Kills it, once. What it started for itself goes with its group when it was reaped.
     fn kill(&mut self, why: &str) {
         if !self.killed {
             self.killed = true;
@@ -135,13 +135,8 @@ impl Agent {
             "agent {} ended with wait status {status:#x}",
             running.pid
         ));
-        if let Some(group) = running.group {
-            let result = group
-                .kill_until_empty(GROUP_BOUND)
-                .and_then(|_| group.remove(GROUP_BOUND));
-            if let Err(e) = result {
-                log::warn(format_args!("{e}"));
-            }
+        if let Some(Err(e)) = running.group.as_ref().map(empty_and_remove) {
+            log::warn(format_args!("{e}"));
         }
         if running.hello && now_ms.saturating_sub(running.started_ms) >= STEADY_MS {
             self.backoff_ms = BACKOFF_FIRST_MS;
@@ -158,6 +153,7 @@ impl Agent {
     }
 }
 
+/// Makes the process of an agent in a group of its own, and takes the group back where that fails.
 fn launch(
     config: &Config,
     groups: Option<&Groups>,
@@ -170,16 +166,44 @@ fn launch(
         Some(groups) => Some(groups.agent(epoch, start).map_err(io::Error::other)?),
         None => None,
     };
+    let command = command(config, groups, epoch, &theirs);
+    match fork_agent(command, group.as_ref(), &theirs) {
+        Ok((pid, handle)) => Ok(Running {
+            pid,
+            handle,
+            socket: ours,
+            group,
+            hello: false,
+            started_ms: now_ms,
+            heard_ms: now_ms,
+            killed: false,
+        }),
+        Err(error) => {
+            if let Some(Err(left)) = group.as_ref().map(empty_and_remove) {
+                log::warn(format_args!("{left}"));
+            }
+            Err(error)
+        }
+    }
+}
+
+fn command(config: &Config, groups: Option<&Groups>, epoch: u32, socket: &OwnedFd) -> Command {
     let mut command = Command::new(&config.agent);
-    command.args(&config.agent_args);
     command
-        .env(ENV_FD, theirs.as_raw_fd().to_string())
+        .args(&config.agent_args)
+        .env(ENV_FD, socket.as_raw_fd().to_string())
         .env(ENV_EPOCH, epoch.to_string());
     command.env_remove(ENV_PAYLOAD_GROUP);
     if let Some(groups) = groups {
         command.env(ENV_PAYLOAD_GROUP, groups.payload.path());
     }
-    let join = match &group {
+    command
+}
+
+/// The process that becomes the agent. Nobody waits for it to do so: a disk that does not answer may keep it from its
+/// program for as long as it likes, and then the bound on an agent's silence ends it.
+fn fork_agent(command: Command, group: Option<&Group>, socket: &OwnedFd) -> io::Result<(i32, OwnedFd)> {
+    let join = match group {
         Some(group) => Some(os::open_at(
             group.open().map_err(io::Error::other)?.as_fd(),
             c"cgroup.procs",
@@ -187,41 +211,40 @@ fn launch(
         )?),
         None => None,
     };
-    let socket = theirs.as_raw_fd();
     let parent = std::process::id();
-    let prepare = move || {
-        if let Some(join) = &join {
-            os::write(join.as_fd(), b"0")?;
-        }
-        os_signal::reset_signals()?;
-        os::die_with_parent(libc::SIGKILL)?;
-        if std::os::unix::process::parent_id() != parent {
-            return Err(io::ErrorKind::BrokenPipe.into());
-        }
-        os::keep_on_exec(socket)
-    };
-    // SAFETY: this process has one thread, and the closure makes system calls only.
-    unsafe { command.pre_exec(prepare) };
-    let child = match command.spawn() {
-        Ok(child) => child,
-        Err(e) => {
-            if let Some(group) = &group {
-                group.remove(GROUP_BOUND).map_err(io::Error::other)?;
-            }
-            return Err(e);
-        }
-    };
+    let pid = os::fork()?;
+    if pid == 0 {
+        let error = become_agent(command, join.as_ref(), socket.as_raw_fd(), parent);
+        log::warn(format_args!("the agent could not be started: {error}"));
+        os::exit_now(127);
+    }
     // The pid cannot be reused: only this process reaps, and it has not since.
-    let pid = child.id().cast_signed();
-    let handle = os::pidfd_open(pid)?;
-    Ok(Running {
-        pid,
-        handle,
-        socket: ours,
-        group,
-        hello: false,
-        started_ms: now_ms,
-        heard_ms: now_ms,
-        killed: false,
-    })
+    Ok((pid, os::pidfd_open(pid)?))
+}
+
+/// Gives the error that kept this process from becoming the agent.
+fn become_agent(mut command: Command, join: Option<&OwnedFd>, socket: RawFd, parent: u32) -> io::Error {
+    let prepared = join
+        .map_or(Ok(0), |join| os::write(join.as_fd(), b"0"))
+        .and_then(|_| os_signal::reset_signals())
+        .and_then(|()| os::die_with_parent(libc::SIGKILL))
+        .and_then(|()| {
+            let orphaned = std::os::unix::process::parent_id() != parent;
+            if orphaned {
+                Err(io::ErrorKind::BrokenPipe.into())
+            } else {
+                Ok(())
+            }
+        })
+        .and_then(|()| os::keep_on_exec(socket));
+    match prepared {
+        Ok(()) => command.exec(),
+        Err(error) => error,
+    }
+}
+
+fn empty_and_remove(group: &Group) -> fairlead_supervisor::cgroup::Result<()> {
+    group
+        .kill_until_empty(GROUP_BOUND)
+        .and_then(|_| group.remove(GROUP_BOUND))
 }

@@ -13,7 +13,7 @@ usage: fairlead-supervisor --agent PATH --spool DIR [options] [-- AGENT-ARGUMENT
   --backend NAME            auto (default), cgroup-v2 or process-group
   --uid-range A-B           users and groups tools may run as (default 60000-64999); never 0
   --hide DIR                directory that private mount namespaces hide; repeatable, spool is always hidden
-  --adopt-seconds N         empty all groups when no agent said Hello for this long (1-3600, default 10)
+  --adopt-seconds N         empty all groups when no agent lived for this long (1-3600, default 10)
   --heartbeat-seconds N     kill and restart an agent that is silent for this long (2-3600, default 10)
   --drain-seconds N         on SIGTERM wait this long for the agent to end (0-86400, default 30)";
 

@@ -3,7 +3,8 @@
 //! Regular files cannot be polled and a disk may be slow, so this is not done by the process that must
 //! kill in time. The supervisor keeps the reading ends; a pump that dies is replaced, and the new one goes
 //! on at the length of the spool file. Bytes are moved with `splice(2)`, so they are either in the pipe or
-//! in the file, and nothing is held here. Beyond the quota, or where the file takes no more, bytes go to
+//! in the file, and nothing is held here; where a file system cannot, and beyond the quota, they pass through a buffer, of
+//! which a kill of the pump loses at most one filling. Beyond the quota, or where the file takes no more, bytes go to
 //! the tail ring of the slot and are counted: the tool is never stopped by us.
 
 use std::io;

@@ -83,7 +83,7 @@ pub struct Intent {
 /// Written by the supervisor after the successful exec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spawned {
-    /// Process id of the leader.
+    /// Process id of the leader, or of the init of its PID namespace where it has one.
     pub pid: i32,
     /// `CLOCK_BOOTTIME` milliseconds.
     pub boottime_ms: u64,

@@ -1,4 +1,6 @@
-//! The loop: one thread, one epoll, no wait without an end.
+//! The loop: one thread, one epoll, no wait without an end but for the file system: three small writes for each attempt
+//! go into blocks of its slot that are there already, which the page cache takes at once unless its disk's journal is
+//! stuck. An agent that hears nothing any more then lets its node's Lease lapse.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -297,7 +299,7 @@ impl Supervisor {
             self.lost_done = true;
             let bound = self.config.adopt_ms;
             log::warn(format_args!(
-                "no agent said Hello within {bound} ms: killing all groups"
+                "no agent said Hello and then that it lives within {bound} ms: killing all groups"
             ));
             self.kill_all(Cause::AgentLost, now);
         }

@@ -103,7 +103,7 @@ pub enum Cause {
     Requested,
     /// The deadline of the entry passed.
     Deadline,
-    /// No agent said Hello within the bound.
+    /// No agent said Hello and then that it lives within the bound.
     AgentLost,
     /// The supervisor was told to stop.
     Shutdown,
@@ -177,7 +177,7 @@ pub enum Request {
         /// Absolute `CLOCK_BOOTTIME` milliseconds; 0 = none.
         deadline_ms: u64,
     },
-    /// The end is reported: drop the entry as soon as it is exited, emptied and drained.
+    /// The end is reported: drop the entry as soon as it is exited and emptied, and what its pipes still hold with it.
     Forget {
         /// Which attempt.
         key: Key,
@@ -266,7 +266,7 @@ pub enum Event {
     Spawned {
         /// Which attempt.
         key: Key,
-        /// Process id of the leader.
+        /// Process id of the leader, or of the init of its PID namespace where it has one.
         pid: i32,
         /// `CLOCK_BOOTTIME` milliseconds.
         boottime_ms: u64,
