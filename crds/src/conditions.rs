@@ -33,8 +33,8 @@ pub mod reason {
     pub const DEADLINE: &str = "DeadlineExceeded";
     /// The request of a turn could not be derived again as it was recorded.
     pub const REQUEST_CHANGED: &str = "RequestChanged";
-    /// Another leader took the run over while a request was in progress.
-    pub const LEADER_CHANGED: &str = "LeaderChanged";
+    /// No request of the operator that leads belongs to the turn: another led before, or an answer was lost.
+    pub const REQUEST_LOST: &str = "RequestLost";
     /// A turn of the run was deleted.
     pub const TURN_DELETED: &str = "TurnDeleted";
     /// The `ModelProvider` named does not exist.

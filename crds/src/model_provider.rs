@@ -151,7 +151,7 @@ impl Default for ProviderTimeouts {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ProviderRetry {
-    /// Most further tries after a failed connection, a 429 (after its Retry-After) or a 5xx, and never after a piece of
+    /// Most further tries after a connection that could not be made, a 429 (after its Retry-After) or a 5xx, and never after a piece of
     /// the answer was received. The pauses are about 1, 2, 4 s and so on, at most 30 s; after a 429 that does not say how
     /// long, from 10 s on. 0 to 10; 2 by default.
     #[schemars(range(min = 0, max = 10))]

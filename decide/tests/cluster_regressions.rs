@@ -501,3 +501,33 @@ fn a_provider_that_a_write_finds_gone_is_gone() {
     stage.core.absorb(Event::Ended { action, result }, time(1_001));
     assert!(!stage.core.world.providers.contains_key(&name));
 }
+
+/// One that is mended after it could not be read counts again, also while a write about it is on its way.
+#[test]
+fn a_tool_that_could_not_be_read_counts_again_when_it_is_mended() {
+    let mut stage = Stage::new();
+    let name = ObjectKey::new("a", "beside");
+    let tool = stage.core.world.tools[&name].object.clone();
+    let write = Action::WriteTool {
+        tool: tool.clone(),
+        status: Box::default(),
+    };
+    stage.core.absorb(Event::Started(Box::new(write)), time(1_000));
+    let unreadable = Event::ToolUnreadable {
+        key: name.clone(),
+        version: 2_000,
+    };
+    stage.core.absorb(unreadable, time(1_001));
+    let at_version = |version: &str| {
+        let mut tool = fairlead_crds::Tool::clone(&tool);
+        tool.metadata.resource_version = Some(version.into());
+        Event::Tool(Arc::new(tool))
+    };
+    stage.core.absorb(at_version("1999"), time(1_002));
+    assert!(
+        !stage.core.world.tools.contains_key(&name),
+        "the state before does not stand"
+    );
+    stage.core.absorb(at_version("2001"), time(1_003));
+    assert!(stage.core.world.tools.contains_key(&name));
+}

@@ -8,7 +8,7 @@ use fairlead_crds::values::OwnedRef;
 use fairlead_crds::{
     AgentRun, ExecutionPhase, Outcome, RunPhase, ToolExecution, ToolExecutionStatus, TurnPhase,
 };
-use fairlead_decide::cluster::{Action, Because, Event, Key, ObjectKey};
+use fairlead_decide::cluster::{Action, Because, Event, Key, ObjectKey, WriteFailure, WriteFailureKind};
 use fairlead_decide::model::{ModelError, ModelErrorKind};
 use serde_json::json;
 use sim::api::{Api, time};
@@ -63,6 +63,26 @@ impl Stage {
         let actions = self.core.decide(key, time(self.now)).actions;
         actions.iter().for_each(|action| self.carry_out(action));
         actions
+    }
+
+    /// The provider's answer to a request: a failure.
+    fn fails(&mut self, ask: &Action, kind: ModelErrorKind, retry_after_seconds: Option<i64>, message: &str) {
+        let Action::Ask { run, turn, .. } = ask else {
+            panic!("{ask:?}")
+        };
+        self.absorb(Event::Answered {
+            run: run.clone(),
+            turn: turn.clone(),
+            term: 1,
+            sent_at: time(self.now),
+            result: Box::new(Err(ModelError {
+                kind,
+                status: None,
+                retry_after_seconds,
+                answer_begun: false,
+                message: message.into(),
+            })),
+        });
     }
 
     fn run(&self) -> AgentRun {
@@ -173,22 +193,12 @@ fn a_failure_says_how_often_it_was_tried() {
     for _ in 0..3 {
         stage.now += 3_000;
         let asked = stage.act(&key);
-        let Some(Action::Ask { run, turn, .. }) = asked.first() else {
-            panic!("{asked:?}")
-        };
-        stage.absorb(Event::Answered {
-            run: run.clone(),
-            turn: turn.clone(),
-            term: 1,
-            sent_at: time(stage.now),
-            result: Box::new(Err(ModelError {
-                kind: ModelErrorKind::Connect,
-                status: None,
-                retry_after_seconds: None,
-                answer_begun: false,
-                message: "spec.baseUrl http://model/: refused".into(),
-            })),
-        });
+        stage.fails(
+            &asked[0],
+            ModelErrorKind::Connect,
+            None,
+            "spec.baseUrl http://model/: refused",
+        );
     }
     let closed = stage.act(&key);
     let Some(Action::EndTurn { status, .. }) = closed.first() else {
@@ -260,17 +270,11 @@ fn a_run_that_waits_for_its_provider_says_so() {
     let (mut stage, key) = Stage::with_run(json!({"tools": []}));
     stage.act(&key);
     let asked = stage.act(&key);
-    let [Action::Ask { run, turn, .. }] = &asked[..] else {
-        panic!("{asked:?}")
-    };
+    let [ask] = &asked[..] else { panic!("{asked:?}") };
     let visible = stage.core.decide(&key, time(stage.now)).wake.unwrap();
-    assert_eq!(
-        visible,
-        time(3_000),
-        "two seconds after the turn was made: its time has whole seconds"
-    );
+    assert_eq!(visible, time(2_000), "a second after the turn was begun");
 
-    stage.now = 3_000;
+    stage.now = 2_000;
     assert!(matches!(stage.act(&key)[..], [Action::WriteRun { .. }]));
     let status = stage.run().status.unwrap();
     let told = status.conditions.iter().find(|c| c.type_ == "Succeeded").unwrap();
@@ -285,28 +289,16 @@ fn a_run_that_waits_for_its_provider_says_so() {
     );
     assert!(stage.act(&key).is_empty(), "told once");
 
-    stage.absorb(Event::Answered {
-        run: run.clone(),
-        turn: turn.clone(),
-        term: 1,
-        sent_at: time(stage.now),
-        result: Box::new(Err(ModelError {
-            kind: ModelErrorKind::RateLimited,
-            status: Some(429),
-            retry_after_seconds: Some(600),
-            answer_begun: false,
-            message: "HTTP 429: slow down".into(),
-        })),
-    });
+    stage.fails(ask, ModelErrorKind::RateLimited, Some(600), "HTTP 429: slow down");
     assert!(matches!(stage.act(&key)[..], [Action::WriteRun { .. }]));
     let told = stage.run().status.unwrap().conditions.remove(0);
     assert_eq!(told.reason, "ProviderRateLimited");
     assert_eq!(
         told.message,
-        "Turn 1 waits for ModelProvider \"model\": try 1 failed, the next is at 2027-01-15T08:10:03Z: HTTP 429: slow down"
+        "Turn 1 waits for ModelProvider \"model\": try 1 failed, the next is at 2027-01-15T08:10:02Z: HTTP 429: slow down"
     );
     assert!(stage.act(&key).is_empty(), "told once");
-    stage.now = 603_000;
+    stage.now = 602_000;
     assert!(
         matches!(stage.act(&key)[..], [Action::Ask { .. }]),
         "and nothing more is said by asking again"
@@ -356,10 +348,11 @@ fn an_own_execution_that_gets_no_place_comes_to_an_end() {
     let mut stage = Stage::of(api);
     let key = Key::Execution(ObjectKey::new("a", "own"));
     stage.act(&key);
-    let bound = time(3_600_000);
+    // The leader leads since 1 s, and tried nothing before.
+    let bound = time(3_601_000);
     let waits = stage.core.decide(&key, time(stage.now));
     assert!(waits.actions.is_empty() && waits.wake == Some(bound), "{waits:?}");
-    stage.now = 3_600_000;
+    stage.now = 3_601_000;
     stage.act(&key);
     let ended = &stage.api.executions[&ObjectKey::new("a", "own")];
     let status = ended.status.clone().unwrap();
@@ -367,4 +360,91 @@ fn an_own_execution_that_gets_no_place_comes_to_an_end() {
     assert_eq!(status.outcome, Some(Outcome::NotStarted));
     assert_eq!(status.reason.as_deref(), Some("QueueTimeout"));
     assert!(stage.core.world.waiting.is_empty(), "it is in line no more");
+}
+
+/// While the answer of a turn is being written, nobody waits for the provider any more.
+#[test]
+fn a_run_whose_answer_is_being_written_does_not_say_that_it_waits() {
+    let (mut stage, key) = Stage::with_run(json!({"tools": []}));
+    stage.act(&key);
+    let asked = stage.act(&key);
+    stage.now = 1_900;
+    stage.fails(
+        &asked[0],
+        ModelErrorKind::Refused,
+        None,
+        "HTTP 404: no such model",
+    );
+    let ends = stage.core.decide(&key, time(stage.now)).actions;
+    let [end @ Action::EndTurn { .. }] = &ends[..] else {
+        panic!("{ends:?}")
+    };
+    stage.absorb(Event::Started(Box::new(end.clone())));
+    stage.now = 5_000;
+    let waits = stage.core.decide(&key, time(stage.now));
+    assert!(waits.actions.is_empty(), "{waits:?}");
+    // It goes on failing: then that is what the run says.
+    let refused = WriteFailure {
+        kind: WriteFailureKind::Transient,
+        message: "forbidden: exceeded quota".into(),
+    };
+    stage.absorb(Event::Ended {
+        action: Box::new(end.clone()),
+        result: Err(refused.clone()),
+    });
+    stage.absorb(Event::Started(Box::new(end.clone())));
+    stage.now = 7_000;
+    stage.absorb(Event::Ended {
+        action: Box::new(end.clone()),
+        result: Err(refused),
+    });
+    stage.act(&key);
+    let told = stage.run().status.unwrap().conditions.remove(0);
+    assert_eq!(told.reason, "WriteRefused");
+    assert_eq!(told.message, "forbidden: exceeded quota");
+}
+
+/// What the provider had said is not lost with the run that waited for it.
+#[test]
+fn a_deadline_says_what_it_cut_off() {
+    let (mut stage, key) = Stage::with_run(json!({"tools": [], "limits": {"deadlineSeconds": 60}}));
+    stage.act(&key);
+    let asked = stage.act(&key);
+    stage.fails(
+        &asked[0],
+        ModelErrorKind::RateLimited,
+        Some(600),
+        "HTTP 429: slow down",
+    );
+    stage.act(&key);
+    stage.now = 60_000;
+    for _ in 0..3 {
+        stage.act(&key);
+    }
+    let failure = stage.run().status.unwrap().failure.unwrap();
+    assert_eq!(failure.reason, "DeadlineExceeded");
+    assert_eq!(
+        failure.message,
+        "spec.limits.deadlineSeconds (60) passed. Raise it, and create the run again. ModelProvider \"model\" was waited \
+         for, which had said to the last try: HTTP 429: slow down"
+    );
+}
+
+/// A leader that comes late tries first, and only then says that there was no place.
+#[test]
+fn what_nobody_tried_to_place_has_not_waited_too_long() {
+    let mut api = Api::new(60_000, false);
+    api.leader.transitions = 1;
+    api.apply_tool(users::tool("a", "beside", true, 5), 0);
+    let mut own = users::own("a", "own", &json!({"ms": 1}), None);
+    own.spec.tool.tool_ref.name = "beside".into();
+    api.create_own(own, 0);
+    let now = 10_000_000;
+    let mut stage = Stage {
+        core: laws::observed(&api, now, None),
+        api,
+        now,
+    };
+    let tried = stage.act(&Key::Execution(ObjectKey::new("a", "own")));
+    assert!(matches!(tried[..], [Action::Want { .. }]), "{tried:?}");
 }

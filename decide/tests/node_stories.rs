@@ -430,9 +430,8 @@ fn an_end_that_another_wrote_stops_the_processes_and_stands() {
     );
 }
 
-#[test]
-fn clean_up_that_fails_is_said_within_its_bound_and_confirmed_later() {
-    let mut toy = Toy::new();
+/// Cancels "u1" two seconds after its start; nothing ends it before 200 s.
+fn cancel_what_cannot_be_killed(toy: &mut Toy) {
     let script = Script {
         runs_ms: 1_000_000,
         unkillable_until: 200_000,
@@ -442,6 +441,12 @@ fn clean_up_that_fails_is_said_within_its_bound_and_confirmed_later() {
     toy.add(execution("u1"), script);
     toy.run_until(2_000);
     toy.cancel("u1");
+}
+
+#[test]
+fn clean_up_that_fails_is_said_within_its_bound_and_confirmed_later() {
+    let mut toy = Toy::new();
+    cancel_what_cannot_be_killed(&mut toy);
     toy.run_until(60_000);
     let status = toy.status("u1");
     assert_eq!(
@@ -469,15 +474,7 @@ fn clean_up_that_fails_is_said_within_its_bound_and_confirmed_later() {
 fn what_nobody_can_look_at_is_confirmed_by_the_supervisor_alone() {
     let mut toy = Toy::new();
     toy.world.node.backend = IsolationBackend::ProcessGroup;
-    let script = Script {
-        runs_ms: 1_000_000,
-        unkillable_until: 200_000,
-        obeys_term: false,
-        ..Script::default()
-    };
-    toy.add(execution("u1"), script);
-    toy.run_until(2_000);
-    toy.cancel("u1");
+    cancel_what_cannot_be_killed(&mut toy);
     toy.run_until(190_000);
     assert_eq!(toy.status("u1").cleanup, Some(Cleanup::Failed));
     toy.run_until(300_000);
@@ -489,16 +486,8 @@ fn what_nobody_can_look_at_is_confirmed_by_the_supervisor_alone() {
 #[test]
 fn a_kill_that_cannot_be_sent_is_tried_again_within_the_same_bound() {
     let mut toy = Toy::new();
-    let script = Script {
-        runs_ms: 1_000_000,
-        obeys_term: false,
-        ..Script::default()
-    };
     toy.deaf_until = 200_000;
-    toy.add(execution("u1"), script);
-    toy.scripts.get_mut("u1").unwrap().unkillable_until = 200_000;
-    toy.run_until(2_000);
-    toy.cancel("u1");
+    cancel_what_cannot_be_killed(&mut toy);
     toy.run_until(60_000);
     let status = toy.status("u1");
     assert_eq!(
@@ -511,15 +500,7 @@ fn a_kill_that_cannot_be_sent_is_tried_again_within_the_same_bound() {
 #[test]
 fn clean_up_is_confirmed_also_by_an_agent_that_was_restarted_meanwhile() {
     let mut toy = Toy::new();
-    let script = Script {
-        runs_ms: 1_000_000,
-        unkillable_until: 200_000,
-        obeys_term: false,
-        ..Script::default()
-    };
-    toy.add(execution("u1"), script);
-    toy.run_until(2_000);
-    toy.cancel("u1");
+    cancel_what_cannot_be_killed(&mut toy);
     toy.run_until(60_000);
     toy.restart(false);
     toy.run_until(400_000);

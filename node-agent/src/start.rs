@@ -39,7 +39,7 @@ pub(crate) fn start(host: &Host, start: &Start) -> Result<()> {
     })
 }
 
-/// Whether nothing of the start is left.
+/// Whether no group is left. A directory that stays goes with the object.
 fn undo(host: &Host, start: &Start) -> bool {
     let key = &start.key;
     let mut clean = true;

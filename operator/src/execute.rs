@@ -204,7 +204,7 @@ impl Executor {
     }
 }
 
-/// A line for each run that has ended: its object may be deleted before somebody asks.
+/// A line for each run whose end was stored and confirmed: its object may be deleted before somebody asks.
 fn log_end(action: &Action) {
     let Action::WriteRun { run, status } = action else {
         return;

@@ -79,7 +79,8 @@ pub async fn run(config: Config, client: Client, shutdown: Shutdown) -> Result<(
         watched_in,
     ));
     parts.spawn(needs().keep_checking(client, installed));
-    // Leadership is given back last: the loop has stopped, and its writes are answered or given up, before another begins.
+    // Leadership is given back last: the loop has stopped, and its writes had their time. One that is still on its way is
+    // refused by its version or its term.
     let mut deciding = tokio::spawn(controller.run(shutdown.token()));
     let stop_election = tokio_util::sync::CancellationToken::new();
     let mut electing = tokio::spawn(election.run(lead, stop_election.clone()));

@@ -30,6 +30,8 @@ struct Kind<K> {
     name: &'static str,
     seen: fn(Arc<K>) -> Option<Event>,
     gone: fn(ObjectKey, String) -> Event,
+    /// For objects because of which calls are made: one that cannot be read any more makes none.
+    unreadable: Option<fn(ObjectKey, u64) -> Event>,
 }
 
 /// Names of the sources; all of them must have given their list before anything is decided.
@@ -42,43 +44,52 @@ pub const SOURCES: &[&str] = &[
     "leases",
 ];
 
-/// Sources of objects because of which calls are made: one that cannot be read any more makes none.
-const GRANTING: &[&str] = &["tools", "modelproviders", "leases"];
+const RUNS: Kind<AgentRun> = Kind {
+    name: "agentruns",
+    seen: |o| Some(Event::Run(o)),
+    gone: |_, uid| Event::RunGone { uid },
+    unreadable: None,
+};
+
+const TURNS: Kind<AgentTurn> = Kind {
+    name: "agentturns",
+    seen: |o| Some(Event::Turn(o)),
+    gone: |key, _| Event::TurnGone(key),
+    unreadable: None,
+};
+
+const EXECUTIONS: Kind<ToolExecution> = Kind {
+    name: "toolexecutions",
+    seen: |o| Some(Event::Execution(o)),
+    gone: |key, _| Event::ExecutionGone(key),
+    unreadable: None,
+};
+
+const TOOLS: Kind<Tool> = Kind {
+    name: "tools",
+    seen: |o| Some(Event::Tool(o)),
+    gone: |key, _| Event::ToolGone(key),
+    unreadable: Some(|key, version| Event::ToolUnreadable { key, version }),
+};
+
+const PROVIDERS: Kind<ModelProvider> = Kind {
+    name: "modelproviders",
+    seen: |o| Some(Event::Provider(o)),
+    gone: |key, _| Event::ProviderGone(key),
+    unreadable: Some(|key, version| Event::ProviderUnreadable { key, version }),
+};
+
+const LEASES: Kind<Lease> = Kind {
+    name: "leases",
+    seen: |o| node_of(&o).map(Event::Node),
+    gone: |key, _| Event::NodeGone { name: key.name },
+    unreadable: Some(|key, _| Event::NodeGone { name: key.name }),
+};
 
 /// Watches everything until `out` is closed. Never ends otherwise: a broken watch is taken up again.
 pub async fn watch_all(client: Client, namespace: String, capacity: u32, out: mpsc::Sender<Observed>) {
     let any = watcher::Config::default;
     let nodes = any().labels(&format!("{LABEL_COMPONENT}={COMPONENT_NODE_AGENT}"));
-    let runs = Kind::<AgentRun> {
-        name: "agentruns",
-        seen: |o| Some(Event::Run(o)),
-        gone: |_, uid| Event::RunGone { uid },
-    };
-    let turns = Kind::<AgentTurn> {
-        name: "agentturns",
-        seen: |o| Some(Event::Turn(o)),
-        gone: |key, _| Event::TurnGone(key),
-    };
-    let executions = Kind::<ToolExecution> {
-        name: "toolexecutions",
-        seen: |o| Some(Event::Execution(o)),
-        gone: |key, _| Event::ExecutionGone(key),
-    };
-    let tools = Kind::<Tool> {
-        name: "tools",
-        seen: |o| Some(Event::Tool(o)),
-        gone: |key, _| Event::ToolGone(key),
-    };
-    let providers = Kind::<ModelProvider> {
-        name: "modelproviders",
-        seen: |o| Some(Event::Provider(o)),
-        gone: |key, _| Event::ProviderGone(key),
-    };
-    let leases = Kind::<Lease> {
-        name: "leases",
-        seen: |o| node_of(&o).map(Event::Node),
-        gone: |key, _| Event::NodeGone { name: key.name },
-    };
     // Runs come after what belongs to them: a run without its records looks like one whose calls were never made.
     let (listed, records) = tokio::sync::watch::channel(0_usize);
     let runs_api = Api::all(client.clone());
@@ -86,23 +97,23 @@ pub async fn watch_all(client: Client, namespace: String, capacity: u32, out: mp
     let watch_runs = async move {
         let mut records = records;
         if records.wait_for(|n| *n == 2).await.is_ok() {
-            watch(runs_api, any(), runs, runs_out, None).await;
+            watch(runs_api, any(), RUNS, runs_out, None).await;
         }
     };
     let leases_api = Api::namespaced(client.clone(), &namespace);
     tokio::join!(
         watch_runs,
-        watch(Api::all(client.clone()), any(), turns, out.clone(), Some(&listed)),
+        watch(Api::all(client.clone()), any(), TURNS, out.clone(), Some(&listed)),
         watch(
             Api::all(client.clone()),
             any(),
-            executions,
+            EXECUTIONS,
             out.clone(),
             Some(&listed)
         ),
-        watch(Api::all(client.clone()), any(), tools, out.clone(), None),
-        watch(Api::all(client), any(), providers, out.clone(), None),
-        watch_with_default(leases_api, nodes, leases, capacity, out),
+        watch(Api::all(client.clone()), any(), TOOLS, out.clone(), None),
+        watch(Api::all(client), any(), PROVIDERS, out.clone(), None),
+        watch_with_default(leases_api, nodes, LEASES, capacity, out),
     );
 }
 
@@ -231,17 +242,21 @@ fn seen<K>(kind: &Kind<K>, object: Readable<K>) -> Vec<Observed>
 where
     K: Resource<DynamicType = ()> + Clone,
 {
-    let (key, uid) = identity(&object);
-    match object.0 {
-        Ok(object) => (kind.seen)(Arc::new(object))
+    let (key, _) = identity(&object);
+    let version = object
+        .resource_version()
+        .and_then(|v| v.parse().ok())
+        .unwrap_or(0);
+    match (object.0, kind.unreadable) {
+        (Ok(object), _) => (kind.seen)(Arc::new(object))
             .map(Observed::Event)
             .into_iter()
             .collect(),
-        Err(unread) if GRANTING.contains(&kind.name) => {
-            tracing::warn!(kind = kind.name, object = %unread, "object cannot be read, treating it as gone");
-            vec![Observed::Event((kind.gone)(key, uid))]
+        (Err(unread), Some(event)) => {
+            tracing::warn!(kind = kind.name, object = %unread, "object cannot be read, not using it");
+            vec![Observed::Event(event(key, version))]
         }
-        Err(unread) => {
+        (Err(unread), None) => {
             tracing::warn!(kind = kind.name, object = %unread, "object cannot be read, going on with what was read before");
             Vec::new()
         }

@@ -102,7 +102,7 @@ fn a_model_that_is_slow_is_said_to_be() {
         1,
         1,
         json!({"phase": "Abandoned", "completionTime": "2026-01-01T00:00:05Z",
-               "failure": {"class": "Automatic", "reason": "LeaderChanged", "message": "m"}}),
+               "failure": {"class": "Automatic", "reason": "RequestLost", "message": "m"}}),
     ));
     story.see_turn(turn(1, 2, json!({})));
     let now = "2026-01-01T00:00:20Z".parse().unwrap();
@@ -112,7 +112,7 @@ fn a_model_that_is_slow_is_said_to_be() {
     );
     let lines = said(&mut story).join("\n");
     assert!(
-        lines.contains("turn 1 attempt 1 given up (LeaderChanged)"),
+        lines.contains("turn 1 attempt 1 given up (RequestLost)"),
         "{lines}"
     );
     assert!(

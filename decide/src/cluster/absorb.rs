@@ -1,6 +1,7 @@
 //! How observations correct the world.
 
 use super::dependents::{Named, names_of};
+use super::memory::FOR_GOOD;
 use super::types::{Event, Key, NodeLease, ObjectKey};
 use super::world::{
     NodeState, ProviderCheck, ProviderState, ToolState, World, has_ended, is_settled, key_of, phase_of,
@@ -27,12 +28,14 @@ impl World {
             Event::Execution(execution) => self.saw_execution(execution, now, &mut dirty),
             Event::ExecutionGone(key) => self.execution_gone(&key, &mut dirty),
             Event::Tool(tool) => self.saw_tool(tool, &mut dirty),
-            Event::ToolGone(key) => self.tool_gone(&key, &mut dirty),
+            Event::ToolGone(key) => self.tool_gone(&key, FOR_GOOD, &mut dirty),
+            Event::ToolUnreadable { key, version } => self.tool_gone(&key, version, &mut dirty),
             Event::Provider(provider) => self.saw_provider(provider, &mut dirty),
-            Event::ProviderGone(key) => self.provider_gone(&key),
+            Event::ProviderGone(key) => self.provider_gone(&key, FOR_GOOD),
+            Event::ProviderUnreadable { key, version } => self.provider_gone(&key, version),
             Event::Node(lease) => self.saw_node(lease, now, &mut dirty),
             Event::NodeGone { name } => self.node_gone(&name, &mut dirty),
-            Event::Started(action) => self.started(&action, &mut dirty),
+            Event::Started(action) => self.started(&action, now, &mut dirty),
             Event::Ended { action, result } => self.ended(&action, result, now, &mut dirty),
             Event::Answered {
                 run,
@@ -77,7 +80,7 @@ impl World {
     }
 
     fn led(&mut self, term: Option<i64>, now: Time, dirty: &mut BTreeSet<Key>) {
-        self.term = term;
+        (self.term, self.since) = (term, now);
         // While nobody led, or we could not see, no silence of a node can be held against it.
         self.nodes.values_mut().for_each(|node| node.moved_at = now);
         self.waiting.clear();
@@ -194,7 +197,7 @@ impl World {
                     .is_some_and(run_ended);
                 if over && is_settled(&execution) {
                     self.drop_execution(&key);
-                    self.bury(Subject::Execution(key), &execution.metadata);
+                    self.bury(Subject::Execution(key), &execution.metadata, FOR_GOOD);
                 } else {
                     self.keep(key, execution);
                 }

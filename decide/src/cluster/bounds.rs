@@ -33,8 +33,10 @@ pub fn of_run(settings: &Settings, run: &AgentRun, now: Time) -> Option<Time> {
 
 /// When an execution that has a node is over at the latest: its hard timeout and grace from its start, or from its
 /// binding while no start is told, and as long again as a node may be away before it is given up. One that has no node
-/// waits as long as its run lets it, and a user's own as long as any may. Nothing for one that has ended.
-pub fn of_execution(settings: &Settings, execution: &ToolExecution) -> Option<Time> {
+/// waits as long as its run lets it, and a user's own as long as any may while one operator leads. Nothing for one that
+/// has ended.
+pub fn of_execution(world: &World, execution: &ToolExecution) -> Option<Time> {
+    let settings = &world.settings;
     let status = execution.status.as_ref();
     let phase = status.and_then(|s| s.phase);
     if phase.map(ExecutionPhase::bound) == Some(Bound::Final) {
@@ -43,7 +45,7 @@ pub fn of_execution(settings: &Settings, execution: &ToolExecution) -> Option<Ti
     let Some(binding) = &execution.spec.binding else {
         let own = execution.spec.run_ref.is_none();
         let created = execution.metadata.creation_timestamp.as_ref().filter(|_| own)?;
-        return Some(plus_seconds(created.0, settings.queue_seconds));
+        return Some(plus_seconds(created.0.max(world.since), settings.queue_seconds));
     };
     let began = status.and_then(|s| s.start_time).unwrap_or(binding.admitted_at);
     let timeouts = &binding.plan.timeouts;
@@ -65,7 +67,7 @@ pub(super) fn overdue(
     now: Time,
 ) -> (Option<Action>, Option<Time>) {
     let settings = &world.settings;
-    let Some(bound) = of_execution(settings, execution).filter(|_| !has_ended(execution)) else {
+    let Some(bound) = of_execution(world, execution).filter(|_| !has_ended(execution)) else {
         return (None, None);
     };
     let last = plus_seconds(bound, settings.clean_up_seconds);

@@ -31,7 +31,7 @@ pub fn decide(world: &World, key: &ObjectKey, now: Time) -> Decision {
             None => retain(execution, now),
         };
     }
-    let bound = of_execution(&world.settings, execution).filter(|at| *at > now);
+    let bound = of_execution(world, execution).filter(|at| *at > now);
     let mut decision = proceed(world, key, execution, now);
     bound.into_iter().for_each(|at| decision.wake_by(at));
     decision
@@ -64,10 +64,9 @@ fn proceed(world: &World, key: &ObjectKey, execution: &Arc<ToolExecution>, now: 
         let message = "spec.desiredState asked for it.";
         return Decision::act(stop(execution, reason::CANCELLED, message, now));
     }
-    if of_execution(&world.settings, execution).is_some_and(|at| at <= now) {
-        return Decision::act(waited_too_long(world.settings.queue_seconds, execution, now));
-    }
+    let too_long = of_execution(world, execution).is_some_and(|at| at <= now);
     match authorize(world, call(execution)) {
+        Ok(_) if too_long => Decision::act(waited_too_long(world.settings.queue_seconds, execution, now)),
         Ok(_) => queue(world, execution, now),
         Err(refusal) => refuse(world, execution, &refusal, now),
     }
@@ -289,10 +288,10 @@ pub fn stop(execution: &Arc<ToolExecution>, why: &str, message: &str, now: Time)
 /// The end of a user's own execution that got no place in time.
 fn waited_too_long(seconds: i64, execution: &Arc<ToolExecution>, now: Time) -> Action {
     let last = execution.status.as_ref().and_then(|s| s.reason.as_deref());
+    let last = last.map_or_else(String::new, |why| format!(" (at last: {why})"));
     let message = format!(
-        "It got no place on a node within the operator's queueTimeoutSeconds ({seconds}), at last for {}, and was not \
-         started. Create it again when there is room, or raise that bound.",
-        last.unwrap_or(reason::CONCURRENCY_LIMIT)
+        "It got no place on a node within the operator's queueTimeoutSeconds ({seconds}) and was not started{last}. Create \
+         it again when there is room, or raise that bound."
     );
     let mut status = ended(
         execution,

@@ -1,5 +1,6 @@
 //! What is kept of objects, what is forgotten of those that are gone, and how their late echoes are told.
 
+use super::absorb::version;
 use super::dependents::Named;
 use super::types::{Key, ObjectKey};
 use super::world::{World, has_ended, is_settled, key_of, phase_of};
@@ -9,6 +10,9 @@ use fairlead_crds::values::Time;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+
+/// The version up to which nothing counts of what is gone: a UID never comes back.
+pub(super) const FOR_GOOD: u64 = u64::MAX;
 
 impl World {
     pub(super) fn keep(&mut self, key: ObjectKey, execution: Arc<ToolExecution>) {
@@ -39,7 +43,7 @@ impl World {
     pub(super) fn drop_execution(&mut self, key: &ObjectKey) -> Option<Arc<ToolExecution>> {
         let execution = self.executions.remove(key)?;
         self.dependents.remove(&Key::Execution(key.clone()));
-        self.bury(Subject::Execution(key.clone()), &execution.metadata);
+        self.bury(Subject::Execution(key.clone()), &execution.metadata, FOR_GOOD);
         if let Some(run) = &execution.spec.run_ref
             && let Some(keys) = self.executions_of.get_mut(&run.uid)
         {
@@ -52,24 +56,28 @@ impl World {
     }
 
     /// Remembers an object that is forgotten until the write about it has come to its end: the answer to that write may
-    /// show it once more, and the watch would never say again that it is gone.
-    pub(super) fn bury(&mut self, subject: Subject, metadata: &ObjectMeta) {
-        if self.writes.in_flight(&subject) {
-            self.buried
-                .entry(subject)
-                .or_default()
-                .extend(metadata.uid.clone());
+    /// show it once more, and the watch would never say again that it is gone. Nothing up to version `last` counts.
+    pub(super) fn bury(&mut self, subject: Subject, metadata: &ObjectMeta, last: u64) {
+        if self.writes.in_flight(&subject)
+            && let Some(uid) = metadata.uid.clone()
+        {
+            self.buried.entry(subject).or_default().insert(uid, last);
         }
     }
 
-    /// A UID never comes back, so nothing that is shown of it counts, whatever its version.
     pub(super) fn is_buried(&self, subject: &Subject, metadata: &ObjectMeta) -> bool {
-        let buried = self.buried.get(subject);
-        match subject {
-            // Both are named by the UID of the run, which has gone with all that belongs to it.
-            Subject::Run(_) | Subject::Turn(_) => buried.is_some(),
-            _ => buried.is_some_and(|uids| metadata.uid.as_ref().is_some_and(|uid| uids.contains(uid))),
-        }
+        let last = metadata
+            .uid
+            .as_ref()
+            .and_then(|uid| self.buried.get(subject)?.get(uid));
+        self.buried_runs.contains(subject)
+            || last.is_some_and(|last| version(metadata).is_none_or(|version| version <= *last))
+    }
+
+    /// A write about a subject has come to its end, and nothing more is shown by it.
+    pub(super) fn unearth(&mut self, subject: &Subject) {
+        self.buried.remove(subject);
+        self.buried_runs.remove(subject);
     }
 
     /// A run that has ended needs only those of its executions whose clean-up is not confirmed.
@@ -103,7 +111,9 @@ impl World {
         self.runs.remove(uid);
         self.dependents.remove(&Key::Run(uid.to_owned()));
         for subject in [Subject::Turn(uid.to_owned()), Subject::Run(uid.to_owned())] {
-            self.bury(subject, &ObjectMeta::default());
+            if self.writes.in_flight(&subject) {
+                self.buried_runs.insert(subject);
+            }
         }
         self.writes.done(&Subject::Turn(uid.to_owned()));
         self.writes.done(&Subject::Run(uid.to_owned()));
@@ -123,11 +133,12 @@ impl World {
         }
     }
 
-    pub(super) fn tool_gone(&mut self, key: &ObjectKey, dirty: &mut BTreeSet<Key>) {
+    /// A tool is gone, or its state up to version `last` is none to act on.
+    pub(super) fn tool_gone(&mut self, key: &ObjectKey, last: u64, dirty: &mut BTreeSet<Key>) {
         let subject = Subject::Tool(key.clone());
         self.writes.done(&subject);
         if let Some(gone) = self.tools.remove(key) {
-            self.bury(subject, &gone.object.metadata);
+            self.bury(subject, &gone.object.metadata, last);
         }
         // A call that waits for another look at its tool gets its verdict now.
         if !self.waiting.is_empty() {
@@ -135,11 +146,12 @@ impl World {
         }
     }
 
-    pub(super) fn provider_gone(&mut self, key: &ObjectKey) {
+    /// As [`Self::tool_gone`], for a provider.
+    pub(super) fn provider_gone(&mut self, key: &ObjectKey, last: u64) {
         let subject = Subject::Provider(key.clone());
         self.writes.done(&subject);
         if let Some(gone) = self.providers.remove(key) {
-            self.bury(subject, &gone.object.metadata);
+            self.bury(subject, &gone.object.metadata, last);
         }
     }
 

@@ -1,6 +1,7 @@
 //! What becomes of the actions that were handed to the executor.
 
 use super::failure::{may_repeat, next_try, reason_of};
+use super::memory::FOR_GOOD;
 use super::types::{Action, Key, ObjectKey, WriteFailure, WriteFailureKind};
 use super::waiting::Told;
 use super::world::{FailedTry, Request, RequestState, World, has_ended, key_of};
@@ -59,7 +60,7 @@ impl World {
     }
 
     /// An action was handed to the executor.
-    pub(super) fn started(&mut self, action: &Action, dirty: &mut BTreeSet<Key>) {
+    pub(super) fn started(&mut self, action: &Action, now: Time, dirty: &mut BTreeSet<Key>) {
         if let Some(subject) = Subject::of(action) {
             self.writes.begin(subject.clone());
             self.told_again(&subject);
@@ -72,6 +73,7 @@ impl World {
                     .or_default();
                 state.request = Some(Request {
                     turn: name.clone(),
+                    since: now,
                     state: RequestState::Idle { not_before: None },
                     failed: None,
                     tries: 0,
@@ -146,7 +148,7 @@ impl World {
             if self.told_again(&subject) {
                 dirty.insert(Key::Queue);
             }
-            self.buried.remove(&subject);
+            self.unearth(&subject);
             dirty.insert(subject.key(action));
         }
         if gone {
@@ -175,14 +177,14 @@ impl World {
                 let key = key_of(&tool.metadata);
                 let known = self.tools.get(&key);
                 if known.is_some_and(|t| t.object.metadata.uid == tool.metadata.uid) {
-                    self.tool_gone(&key, dirty);
+                    self.tool_gone(&key, FOR_GOOD, dirty);
                 }
             }
             Action::WriteProvider { provider, .. } => {
                 let key = key_of(&provider.metadata);
                 let known = self.providers.get(&key);
                 if known.is_some_and(|p| p.object.metadata.uid == provider.metadata.uid) {
-                    self.provider_gone(&key);
+                    self.provider_gone(&key, FOR_GOOD);
                 }
             }
             _ => {}

@@ -121,7 +121,7 @@ impl<'a> Subjects<'a> {
         decision
     }
 
-    fn last_turn(&self) -> Option<&'a Arc<AgentTurn>> {
+    pub(super) fn last_turn(&self) -> Option<&'a Arc<AgentTurn>> {
         self.state.turns.values().next_back()
     }
 
@@ -188,12 +188,13 @@ impl<'a> Subjects<'a> {
             return limit(reason::MAX_TOOL_CALLS, &what, "Raise it");
         }
         if self.deadline() <= self.now {
-            let what = format!(
-                "spec.limits.deadlineSeconds ({}) passed{}",
+            let message = format!(
+                "spec.limits.deadlineSeconds ({}) passed. Raise it, and create the run again.{}",
                 limits.deadline_seconds,
                 self.asked_in_vain()
             );
-            return limit(reason::DEADLINE, &what, "Raise it");
+            let failure = failure(FailureClass::Terminal, reason::DEADLINE, &message);
+            return Some(End::failed(failure));
         }
         None
     }
@@ -292,7 +293,7 @@ impl<'a> Subjects<'a> {
     }
 
     /// Waits for a write, and says on the run why it was refused: a quota or a missing right can last.
-    fn held_up(&self, because: Because, at: Option<Time>) -> Decision {
+    pub(super) fn held_up(&self, because: Because, at: Option<Time>) -> Decision {
         let mut decision = Decision {
             actions: Vec::new(),
             wake: at,
@@ -312,18 +313,24 @@ impl<'a> Subjects<'a> {
     }
 
     pub(super) fn tell_refusal(&self, message: &str) -> Option<Action> {
-        let mut status = in_phase(
-            self.state,
-            self.run,
-            self.lasting_phase(),
-            reason::WRITE_REFUSED,
-            self.now,
-        );
+        let why = reason::WRITE_REFUSED;
+        self.tell_waiting(self.lasting_phase(), why, why, message)
+    }
+
+    /// The write that says on the run what it waits for; `entered` is why it is in `phase`, where that is new.
+    pub(super) fn tell_waiting(
+        &self,
+        phase: RunPhase,
+        entered: &str,
+        why: &str,
+        message: &str,
+    ) -> Option<Action> {
+        let mut status = in_phase(self.state, self.run, phase, entered, self.now);
         let generation = self.run.metadata.generation;
         conditions::set_unknown(
             &mut status.conditions,
             kind::SUCCEEDED,
-            reason::WRITE_REFUSED,
+            why,
             message,
             generation,
             self.now,
@@ -346,28 +353,14 @@ impl<'a> Subjects<'a> {
             since.max(self.created()),
             self.world.settings.visible_after_millis,
         );
-        let mut status = in_phase(
-            self.state,
-            self.run,
-            self.lasting_phase(),
-            missing.reason,
-            self.now,
-        );
-        conditions::set_unknown(
-            &mut status.conditions,
-            kind::SUCCEEDED,
-            missing.reason,
-            &until(&missing.message, turn::grace_ends(self.world, self.run, since)),
-            self.run.metadata.generation,
-            self.now,
-        );
-        let mut decision = turn::wait_for(missing, turn::grace_ends(self.world, self.run, since));
+        let grace_ends = turn::grace_ends(self.world, self.run, since);
+        let (why, message) = (missing.reason, until(&missing.message, grace_ends));
+        let mut decision = turn::wait_for(missing, grace_ends);
         if visible_at > self.now {
             decision.wake_by(visible_at);
         } else {
-            decision
-                .actions
-                .extend(publish(&self.world.writes, self.run, status, self.now));
+            let write = self.tell_waiting(self.lasting_phase(), why, why, &message);
+            decision.actions.extend(write);
         }
         decision
     }

@@ -210,18 +210,11 @@ pub fn drive(
     turn: &Arc<AgentTurn>,
     now: Time,
 ) -> Result<Decision, Missing> {
-    let uid = run.metadata.uid.clone().unwrap_or_default();
-    if let Some((because, at)) = world.writes.blocked(&Subject::Turn(uid.clone()), now) {
-        return Ok(Decision {
-            because: vec![because],
-            wake: at,
-            actions: Vec::new(),
-        });
-    }
     let name = turn.metadata.name.clone().unwrap_or_default();
     let Some(request) = state.request.as_ref().filter(|r| r.turn == name) else {
-        let message = "Another leader took over while the answer was awaited; the next attempt asks again.";
-        return Ok(close(turn, abandoned(reason::LEADER_CHANGED, message, now)));
+        let message = "No request of this operator belongs to the turn: another one led before, or the answer to the turn's \
+                       creation was lost. The next attempt asks again.";
+        return Ok(close(turn, abandoned(reason::REQUEST_LOST, message, now)));
     };
     Ok(match &request.state {
         RequestState::Sent => Decision::because(Because::Asking),
@@ -324,8 +317,18 @@ pub fn give_up(world: &World, state: &RunState, run: &AgentRun, now: Time) -> Op
             actions: Vec::new(),
         });
     }
-    let message = "The run ended while the answer was awaited.";
-    let mut decision = close(turn, abandoned(reason::RUN_ENDED, message, now));
+    let provider = &turn.spec.provider_ref.name;
+    let last = state.request.as_ref().and_then(|r| r.failed.as_ref());
+    let message = match last {
+        None => format!("The answer of ModelProvider {provider:?} was awaited."),
+        Some(last) => {
+            format!(
+                "ModelProvider {provider:?} was waited for, which had said to the last try: {}",
+                last.message
+            )
+        }
+    };
+    let mut decision = close(turn, abandoned(reason::RUN_ENDED, &message, now));
     if state.request.is_some() {
         let name = turn.metadata.name.clone().unwrap_or_default();
         decision

@@ -79,10 +79,24 @@ pub enum Event {
     Tool(Arc<Tool>),
     /// A tool is gone.
     ToolGone(ObjectKey),
+    /// A tool was changed to something that cannot be read: its earlier state does not stand any more.
+    ToolUnreadable {
+        /// Which tool.
+        key: ObjectKey,
+        /// Its `resourceVersion`.
+        version: u64,
+    },
     /// A provider as stored.
     Provider(Arc<ModelProvider>),
     /// A provider is gone.
     ProviderGone(ObjectKey),
+    /// As `ToolUnreadable`, for a provider.
+    ProviderUnreadable {
+        /// Which provider.
+        key: ObjectKey,
+        /// Its `resourceVersion`.
+        version: u64,
+    },
     /// The Lease of a node agent as stored.
     Node(NodeLease),
     /// The Lease of a node agent is gone.

@@ -67,6 +67,8 @@ pub struct RunState {
 pub struct Request {
     /// Name of the turn, which this process created.
     pub turn: String,
+    /// When this process began to make the turn.
+    pub since: Time,
     /// Where it stands.
     pub state: RequestState,
     /// Tries that failed.
@@ -163,6 +165,8 @@ pub struct World {
     pub settings: Settings,
     /// The term, while this process leads.
     pub term: Option<i64>,
+    /// When it began to lead, or to follow: nothing was tried before.
+    pub since: Time,
     /// Runs by UID.
     pub runs: BTreeMap<String, RunState>,
     /// Executions that have not ended, and those whose run still needs them.
@@ -182,8 +186,11 @@ pub struct World {
     pub(super) dependents: Dependents,
     pub(super) turn_owner: BTreeMap<ObjectKey, (String, i64, i64)>,
     pub(super) executions_of: BTreeMap<String, BTreeSet<ObjectKey>>,
-    /// UIDs of what was forgotten while a write about it was on its way: the answer to that write may show it again.
-    pub(super) buried: BTreeMap<Subject, BTreeSet<String>>,
+    /// What was forgotten while a write about it was on its way, by UID with the version up to which it does not count: the
+    /// answer to that write may show it again.
+    pub(super) buried: BTreeMap<Subject, BTreeMap<String, u64>>,
+    /// Runs that were forgotten meanwhile, with all that belongs to them.
+    pub(super) buried_runs: BTreeSet<Subject>,
 }
 
 impl World {

@@ -137,6 +137,7 @@ impl ClusterFault {
                         .and_then(|t| t.metadata.name.clone());
                     state.request = turn.map(|turn| Request {
                         turn,
+                        since: now,
                         state: RequestState::Idle { not_before: None },
                         tries: 0,
                         failed: None,

@@ -637,7 +637,7 @@ fn is_bounded(
             .executions
             .get(key)
             .filter(|x| x.spec.run_ref.is_none())
-            .and_then(|x| bound_of_execution(&world.settings, x)),
+            .and_then(|x| bound_of_execution(world, x)),
         Key::Tool(_) | Key::Provider(_) | Key::Node(_) | Key::Queue => None,
     };
     let by_event = |b: &Because| matches!(b, Because::Asking | Because::Deleting | Because::WriteInFlight);

@@ -290,7 +290,7 @@ fn fork_leader(plan: &Plan<'_>) -> Outcome {
     init::hide_from_the_tool();
     match confined {
         Ok(()) => init::serve(plan.report, leader),
-        Err(_) => init::give_up(plan.report, leader),
+        Err(_) => init::give_up(),
     }
 }
 

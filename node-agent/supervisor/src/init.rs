@@ -57,18 +57,11 @@ pub(crate) fn hide_from_the_tool() {
     unsafe { libc::prctl(libc::PR_SET_NAME, c"fairlead-init".as_ptr()) };
 }
 
-/// Tells the end of the leader.
-fn tell(report: RawFd, dead: &Reaped) {
-    let bytes = encode(dead);
-    // SAFETY: the pointer and length describe `bytes`. A supervisor that is gone cannot be told.
-    unsafe { libc::write(report, bytes.as_ptr().cast(), bytes.len()) };
-}
-
-/// Kills everybody, since its rights could not be given up, and tells how the leader ended once it has.
-pub(crate) fn give_up(report: RawFd, leader: i32) -> ! {
-    // SAFETY: numbers only. In a PID namespace -1 is everybody in it but the caller (kill(2)).
-    unsafe { libc::kill(-1, libc::SIGKILL) };
-    serve(report, leader)
+/// Ends, since its rights could not be given up. The kernel kills everybody with it before the supervisor sees its end,
+/// which is therefore theirs too; nothing is told before, and no right is needed for it.
+pub(crate) fn give_up() -> ! {
+    // SAFETY: _exit takes a number and runs nothing of ours.
+    unsafe { libc::_exit(127) }
 }
 
 /// Has itself killed, and so everybody, when the supervisor dies: where that is not the first process of a PID namespace
@@ -76,7 +69,8 @@ pub(crate) fn give_up(report: RawFd, leader: i32) -> ! {
 /// it comes after them.
 ///
 /// # Errors
-/// ESRCH when the supervisor is dead already: nobody holds the other end of the report's pipe.
+/// ESRCH when the supervisor is dead already: nobody holds the other end of the report's pipe, of which the child's own copy
+/// was closed before anything else.
 pub(crate) fn die_with_the_supervisor(report: RawFd) -> Result<(), i32> {
     // SAFETY: numbers only.
     if unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) } < 0 {
@@ -100,7 +94,11 @@ pub(crate) fn die_with_the_supervisor(report: RawFd) -> Result<(), i32> {
 pub(crate) fn serve(report: RawFd, leader: i32) -> ! {
     loop {
         match os::wait_any() {
-            Some(dead) if dead.pid == leader => tell(report, &dead),
+            Some(dead) if dead.pid == leader => {
+                let bytes = encode(&dead);
+                // SAFETY: the pointer and length describe `bytes`. A supervisor that is gone cannot be told.
+                unsafe { libc::write(report, bytes.as_ptr().cast(), bytes.len()) };
+            }
             Some(_) => {}
             // SAFETY: _exit takes a number and runs nothing of ours.
             None => unsafe { libc::_exit(0) },

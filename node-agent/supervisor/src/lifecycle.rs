@@ -61,6 +61,7 @@ impl Supervisor {
         let key = entry.state.key;
         entry.state.pid = started.pid;
         entry.hold = Some(started.hold);
+        entry.has_init = started.report.is_some();
         (entry.status, entry.report) = (Some(started.status), started.report);
         (entry.stdout, entry.stderr) = (Some(started.stdout), started.stderr);
         entry.pump = PumpWish::Add;
@@ -170,7 +171,18 @@ impl Supervisor {
     /// The first process was reaped: the leader, or the init that has told its end unless it was killed too.
     pub(crate) fn first_died(&mut self, index: usize, dead: &Reaped) {
         self.read_report(index);
-        self.leader_exited(index, dead);
+        // An init that ends of itself has told the leader's end, or could not give up its rights: then the kernel has
+        // killed the leader with it.
+        let by_itself = libc::WIFEXITED(dead.status);
+        let killed = self
+            .table
+            .get(index)
+            .is_some_and(|entry| entry.has_init && by_itself);
+        let dead = Reaped {
+            status: if killed { libc::SIGKILL } else { dead.status },
+            ..*dead
+        };
+        self.leader_exited(index, &dead);
         if let Some(entry) = self.table.get(index) {
             entry.reaped = true;
         }

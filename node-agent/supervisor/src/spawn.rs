@@ -267,6 +267,10 @@ fn clone_child(
             if let Some((_, write)) = &pipes.register {
                 close_copy(write.as_fd());
             }
+            // And one of the reading end would hide that death from the init.
+            if let Some((read, _)) = &pipes.report {
+                close_copy(read.as_fd());
+            }
             child::run(&plan)
         }
         Ok(Side::Parent(pid, handle)) => {

@@ -42,7 +42,7 @@ pub enum Step {
     Hide = 16,
     /// The home directory bound over `/tmp`, and an empty `/dev/shm`.
     PrivateTmp = 17,
-    /// All mounts made read-only, but for `/tmp` and `/dev/shm`.
+    /// All mounts made read-only, but for `/tmp` and `/dev/shm`; the own `/proc` comes after it.
     ReadOnly = 18,
     /// A `/proc` of the own PID namespace; then the first process there makes the leader, which goes on with the steps.
     Init = 19,

@@ -60,6 +60,8 @@ pub(crate) struct Entry {
     pub(crate) status: Option<OwnedFd>,
     /// Where the init of its PID namespace tells the leader's end.
     pub(crate) report: Option<OwnedFd>,
+    /// Whether its first process is an init, and not the leader.
+    pub(crate) has_init: bool,
     pub(crate) last_step: Option<Step>,
     pub(crate) failed: Option<i32>,
     pub(crate) stdout: Option<Flow>,
@@ -92,6 +94,7 @@ impl Entry {
             hold: None,
             status: None,
             report: None,
+            has_init: false,
             last_step: None,
             failed: None,
             stdout: None,

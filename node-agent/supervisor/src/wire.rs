@@ -33,7 +33,7 @@ pub const FLAG_SEPARATE_STDERR: u32 = 1 << 1;
 /// Spawn flag: the last descriptor is the run's home directory, which becomes the working directory.
 pub const FLAG_HOME: u32 = 1 << 2;
 /// Spawn flag: own mount namespace in which the home directory is `/tmp`, the agent's files are hidden, and nothing else
-/// can be written to. Needs [`FLAG_HOME`], and a kernel with `mount_setattr` (Linux 5.12).
+/// can be written to but its own `/proc`. Needs [`FLAG_HOME`], and a kernel with `mount_setattr` (Linux 5.12).
 pub const FLAG_PRIVATE_MOUNTS: u32 = 1 << 3;
 
 /// Spawn flag: own network namespace, with a loopback device only (network_namespaces(7)).
